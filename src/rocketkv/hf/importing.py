@@ -112,10 +112,10 @@ def load_gguf(source: Path, header: GGUFHeader, *, progress: Progress) -> tuple[
                 source.parent, dtype=torch.float32, output_loading_info=True, **where, **_dequantise()
             )
             tokenizer = AutoTokenizer.from_pretrained(source.parent, **where)
-    except (ValueError, NotImplementedError) as error:
+    except (ValueError, NotImplementedError, ImportError) as error:
         raise ModelError(
-            f"{source} cannot be imported: transformers {metadata.version('transformers')} does not take its "
-            f"architecture, {header.architecture} ({_first_line(error)})"
+            f"{source} (architecture {header.architecture}) cannot be imported with transformers "
+            f"{metadata.version('transformers')}: {_first_line(error)}"
         ) from error
     if info["missing_keys"]:
         raise ModelError(
@@ -168,8 +168,8 @@ def _check_room(header: GGUFHeader, target: Path) -> None:
     available_bytes = psutil.virtual_memory().available
     if memory_bytes > available_bytes:
         raise ModelError(
-            f"importing needs {memory_bytes / 1e9:.1f} GB of memory and {available_bytes / 1e9:.1f} are free: "
-            f"take a smaller model or another machine"
+            f"importing needs {memory_bytes / 1e9:.1f} GB of memory and {available_bytes / 1e9:.1f} GB are "
+            f"free: take a smaller model or another machine"
         )
     existing = next(folder for folder in target.absolute().parents if folder.exists())
     free_bytes = shutil.disk_usage(existing).free

@@ -135,7 +135,7 @@ def _from_pretrained(name: str, local: bool, dtype: torch.dtype, attn: str | Non
             model, info = AutoModelForCausalLM.from_pretrained(
                 name, config=config, dtype=dtype, output_loading_info=True, **implementation, **options
             )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ImportError) as error:
         raise ModelError(_failure(name, stage, local, error)) from error
     if info["missing_keys"]:
         lacking = sorted(info["missing_keys"])
@@ -150,8 +150,8 @@ def _failure(name: str, stage: str, local: bool, error: Exception) -> str:
     cause = " ".join(str(error).split())[:300]
     if not local and isinstance(error, OSError):
         return (
-            f"{name} is neither a folder here nor a model that the hub gives to this machine: check the name, or, "
-            f"without a network, give the path of a folder or a GGUF file, or smollm2 ({cause})"
+            f"{name} is neither a folder here nor a model that the hub gives to this machine: check the name, "
+            f"or, without a network, give a folder, a GGUF file or smollm2 ({cause.split('. ')[0]})"
         )
     return f"the {stage} of {name} cannot be loaded: {cause}"
 

@@ -1,0 +1,128 @@
+"""The ragged KV store: flat memory, one segment per (row, KV head), grown in chunks; bytes counted as held."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from rocketkv.ops.ragged import segment_index, segment_starts
+from rocketkv.types import Bool, Float, Int, RaggedKV, Tensor
+
+GROWTH_TOKENS = 64
+"""Least room to grow, in tokens: what one reallocation of a segment buys."""
+
+
+def headroom(lengths: Int[Tensor, "B G"]) -> Int[Tensor, "B G"]:
+    """Capacity for segments of `lengths` tokens: a sixteenth more, at least GROWTH_TOKENS."""
+    return lengths + (lengths // 16).clamp(min=GROWTH_TOKENS)
+
+
+def pack(
+    keys: Float[Tensor, "B G C D"], values: Float[Tensor, "B G C Dv"], keep: Bool[Tensor, "B G C"]
+) -> RaggedKV:
+    """A new store that holds the columns where `keep` is True, in position order, with room to grow."""
+    lengths = keep.sum(-1)
+    capacities = headroom(lengths)
+    starts = segment_starts(capacities)
+    kv = RaggedKV(keys.new_empty(int(capacities.sum()), keys.shape[-1]),
+                  values.new_empty(int(capacities.sum()), values.shape[-1]), starts, lengths, capacities)  # fmt: skip
+    target = segment_index(starts, lengths)
+    kv.keys[target] = keys[keep]
+    kv.values[target] = values[keep]
+    return kv
+
+
+def append(kv: RaggedKV, keys: Float[Tensor, "B G D"], values: Float[Tensor, "B G Dv"]) -> None:
+    """Write one token per segment behind its last one, in place. There must be room (`grow`)."""
+    slot = kv.starts + kv.lengths
+    kv.keys[slot] = keys
+    kv.values[slot] = values
+    kv.lengths = kv.lengths + 1
+
+
+def grow(kv: RaggedKV) -> RaggedKV:
+    """The same tokens in a store with fresh room behind every segment."""
+    return _moved(kv, kv.starts, kv.lengths, headroom(kv.lengths))
+
+
+def select_rows(kv: RaggedKV, rows: Int[Tensor, "b"]) -> RaggedKV:
+    """A store of the given rows, in that order, each with memory of its own (rows may repeat)."""
+    return _moved(kv, kv.starts[rows], kv.lengths[rows], kv.capacities[rows])
+
+
+def view_rows(kv: RaggedKV, rows: Int[Tensor, "b"] | None) -> RaggedKV:
+    """The given rows of a store, without a copy; None for all."""
+    if rows is None:
+        return kv
+    return replace(kv, starts=kv.starts[rows], lengths=kv.lengths[rows], capacities=kv.capacities[rows])
+
+
+def _moved(
+    kv: RaggedKV, starts: Int[Tensor, "b G"], lengths: Int[Tensor, "b G"], capacities: Int[Tensor, "b G"]
+) -> RaggedKV:
+    fresh = segment_starts(capacities)
+    source, target = segment_index(starts, lengths), segment_index(fresh, lengths)
+    total = int(capacities.sum())
+    moved = RaggedKV(kv.keys.new_empty(total, kv.keys.shape[-1]), kv.values.new_empty(total, kv.values.shape[-1]),
+                     fresh, lengths, capacities)  # fmt: skip
+    moved.keys[target] = kv.keys[source]
+    moved.values[target] = kv.values[source]
+    return moved
+
+
+def compact(
+    keys: Float[Tensor, "B G C D"], values: Float[Tensor, "B G C Dv"], valid: Bool[Tensor, "B C"] | None
+) -> tuple[Float[Tensor, "B G C D"], Float[Tensor, "B G C Dv"], Int[Tensor, "B G"]]:
+    """Padded columns with the held ones pushed to the right end, in order, and how many they are."""
+    batch, heads, columns = keys.shape[:3]
+    if valid is None:
+        return keys, values, torch.full((batch, heads), columns, device=keys.device)
+    counts = valid.sum(-1)[:, None].expand(-1, heads).contiguous()
+    if not bool((valid[:, :-1] <= valid[:, 1:]).all()):
+        order = valid.to(torch.int8).argsort(dim=-1, stable=True)[:, None, :, None]  # [B, 1, C, 1]
+        keys = keys.gather(2, order.expand(-1, heads, -1, keys.shape[-1]))
+        values = values.gather(2, order.expand(-1, heads, -1, values.shape[-1]))
+    return keys, values, counts
+
+
+def right_aligned(
+    kv: RaggedKV,
+    keys: Float[Tensor, "B G q D"],
+    values: Float[Tensor, "B G q Dv"],
+    valid: Bool[Tensor, "B q"] | None,
+) -> tuple[Float[Tensor, "B G C D"], Float[Tensor, "B G C Dv"], Int[Tensor, "B G"]]:
+    """Stored tokens and new ones in position order, pushed to the right end of padded columns; zeros to their left.
+
+    `valid` marks the new columns that hold tokens (None: all). Returns keys, values and the tokens of each segment.
+    """
+    batch, heads, new = keys.shape[:3]
+    fresh = torch.full((batch,), new, device=keys.device) if valid is None else valid.sum(-1)
+    counts = kv.lengths + fresh[:, None]
+    columns = int(counts.max())
+    stored_at, held_index = columns - counts, segment_index(kv.starts, kv.lengths)  # [B, G]
+    place = segment_index(stored_at + columns * _segment_numbers(stored_at), kv.lengths)
+    merged = []
+    for flat, added in ((kv.keys, keys), (kv.values, values)):
+        out = added.new_zeros(batch * heads * columns, added.shape[-1])
+        out[place] = flat[held_index]
+        out = out.view(batch, heads, columns, added.shape[-1])
+        # New tokens are right-aligned already: padding stands on their left, where stored tokens now lie.
+        tail = min(new, columns)
+        added = added[:, :, new - tail :]
+        if valid is None:
+            out[:, :, columns - tail :] = added
+        else:
+            out[:, :, columns - tail :] = torch.where(valid[:, None, new - tail :, None], added, out[:, :, columns - tail :])
+        merged.append(out)
+    return merged[0], merged[1], counts
+
+
+def _segment_numbers(like: Int[Tensor, "B G"]) -> Int[Tensor, "B G"]:
+    return torch.arange(like.numel(), device=like.device).view_as(like)
+
+
+def tensor_bytes(*tensors: Tensor) -> int:
+    """Bytes of the memory behind the tensors, each piece of memory counted once."""
+    memory = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    return sum(memory.values())

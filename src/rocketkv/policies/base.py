@@ -1,0 +1,144 @@
+"""The two slots of every method, an evictor and a selector, and the policy that fills them. All are frozen values."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rocketkv.budget import Plan, check_budget_tokens, make_plan
+from rocketkv.types import Bool, Float, Int, PageBounds, RaggedKV, Tensor
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What an evictor may look at when a prompt has been read: one layer, rows of one policy, right-aligned columns.
+
+    `queries` [B, G, R, W, D] are the last prompt queries, of which the last `query_counts` [B] count; `keys` and
+    `values` [B, G, C, D] are all candidates in position order, of which the last `counts` [B, G] count.
+    """
+
+    queries: Float[Tensor, "B G R W D"]
+    query_counts: Int[Tensor, "B"]
+    keys: Float[Tensor, "B G C D"]
+    values: Float[Tensor, "B G C Dv"]
+    counts: Int[Tensor, "B G"]
+    scaling: float
+    layer: int
+    layers: int
+    backend: str = "auto"
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a selector may look at in a decode step: one layer, rows of one policy.
+
+    `lengths` [B, G] candidates stand at `candidates(t)` in the flat store; `budget_tokens` [B] is t of each row.
+    """
+
+    kv: RaggedKV
+    bounds: PageBounds | None
+    lengths: Int[Tensor, "B G"]
+    budget_tokens: Int[Tensor, "B"]
+    scaling: float
+    backend: str = "auto"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Candidates to read, as ordinals in position order: the first `counts` [B, G] of `tokens` [B, G, K].
+
+    `estimate_elements` is how many stored numbers were read to choose them.
+    """
+
+    tokens: Int[Tensor, "B G K"]
+    counts: Int[Tensor, "B G"]
+    estimate_elements: int
+
+
+@dataclass(frozen=True)
+class Evictor(ABC):
+    """Chooses, once per prompt, which tokens stay."""
+
+    @property
+    def observes(self) -> int:
+        """Prompt queries (from the last one back) that `keep` needs; 0 for none."""
+        return 0
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether nothing is ever dropped, whatever the budget."""
+        return False
+
+    @abstractmethod
+    def keep(self, prompt: Prompt, kept_tokens: Int[Tensor, "B"]) -> Bool[Tensor, "B G C"]:
+        """Which columns stay. Columns that hold no token must be False."""
+
+
+@dataclass(frozen=True)
+class Selector(ABC):
+    """Chooses, at every decode step, which of the kept tokens are read."""
+
+    @property
+    def reads_all(self) -> bool:
+        """Whether every kept token is read at every step, whatever the budget."""
+        return False
+
+    def layout(self, budget_tokens: int, tokens: int) -> tuple[int, int] | None:
+        """Tokens per page at a length of `tokens`, and the length up to which that holds; None: no page bounds."""
+        return None
+
+    @abstractmethod
+    def select(self, q: Float[Tensor, "B G R D"], step: Step) -> Selection:
+        """The tokens to read, at most the budget of each row; all of them where a segment holds no more than that."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy(ABC):
+    """A method at a budget: evictor, selector and how the budget is split between them.
+
+    `skip_layers` leaves the first layers whole: everything kept, everything read.
+    """
+
+    budget_tokens: int
+    skip_layers: int = 0
+
+    def __post_init__(self) -> None:
+        check_budget_tokens(self.budget_tokens)
+        if self.skip_layers < 0:
+            raise ValueError(f"skip_layers={self.skip_layers} is below 0: give the number of leading layers to leave whole")
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The name in the registry."""
+
+    @property
+    @abstractmethod
+    def slots(self) -> tuple[Evictor, Selector]:
+        """The evictor and the selector."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether the policy never evicts and never selects: the uncompressed model."""
+        evictor, selector = self.slots
+        return evictor.keeps_all and selector.reads_all
+
+    def plan(self, context_tokens: int, *, head_dim: int, new_tokens: int = 0) -> Plan:
+        """What a row of `context_tokens` keeps and reads. Raises ValueError when an argument is out of range."""
+        evictor, _ = self.slots
+        return make_plan(context_tokens, budget_tokens=self.budget_tokens, head_dim=head_dim, new_tokens=new_tokens,
+                         window_tokens=evictor.observes, split=self.fixed_split)  # fmt: skip
+
+    @property
+    def fixed_split(self) -> float | None:
+        """r in [0, 1] where the policy fixes it, None for the adaptive rule."""
+        return None
+
+    def with_budget(self, budget_tokens: int) -> Policy:
+        """The same method at another budget."""
+        return replace(self, budget_tokens=budget_tokens)
+
+    def describe(self) -> dict[str, Any]:
+        """The policy as plain values, for reports and records."""
+        return {"policy": self.name, "budget_tokens": self.budget_tokens}
