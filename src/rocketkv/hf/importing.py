@@ -82,7 +82,7 @@ def import_gguf(source: Path, target: Path | None = None, *, progress: Progress 
 
 def _convert(source: Path, sha256: str, header: GGUFHeader, folder: Path, say: Progress) -> None:
     """Write everything that belongs in the imported folder."""
-    say(f"reading {source.name} ({header.architecture}, {header.weights / 1e6:.0f} M weights)")
+    say(f"reading {source.name} ({header.architecture}, {header.weights:,} weights)")
     model, tokenizer = load_gguf(source, header, progress=say)
     say("saving as safetensors")
     with no_bars():

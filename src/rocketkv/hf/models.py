@@ -150,7 +150,7 @@ def _failure(name: str, stage: str, local: bool, error: Exception) -> str:
     cause = " ".join(str(error).split())[:300]
     if not local and isinstance(error, OSError):
         return (
-            f"{name} is neither a folder here nor a model that the hub gives to this machine: check the name, "
+            f"{name} is neither a folder here nor a model that the hub gives to this machine: check the name "
             f"or, without a network, give a folder, a GGUF file or smollm2 ({cause.split('. ')[0]})"
         )
     return f"the {stage} of {name} cannot be loaded: {cause}"
