@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers.tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 from rocketkv.hf import importing, known, models, store
 from rocketkv.hf.errors import ModelError
 from rocketkv.hf.gguf_header import read_gguf_header
+from support.tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ Progress = Callable[[str], None]
 RECORD = "rocketkv_import.json"  # in an imported folder: what it was made from
 FLOAT32_BYTES = 4
 # Peak memory of an import over the size of its float32 weights: they are held twice while they are loaded.
-PEAK_MEMORY_FACTOR = 2.5
+PEAK_MEMORY_FACTOR = 2.2
 SPECIAL_TOKENS = {
     "bos_token": "tokenizer.ggml.bos_token_id",
     "eos_token": "tokenizer.ggml.eos_token_id",
