@@ -31,7 +31,7 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def locked(target: Path, timeout_s: float = -1) -> FileLock:
+def locked(target: Path, timeout_s: float = -1.0) -> FileLock:
     """A lock, shared by all processes of this user, on making `target`; it is freed when its process ends.
 
     Raises ModelError if the folder for locks cannot be made.
@@ -96,7 +96,7 @@ def remove_leftovers() -> None:
 @contextmanager
 def _if_free(target: Path) -> Iterator[bool]:
     """Hold the lock on `target` if nobody else does, and say whether it is held."""
-    lock = locked(target, timeout_s=0)
+    lock = locked(target, timeout_s=0.0)
     try:
         lock.acquire()
     except Timeout:
