@@ -135,3 +135,46 @@ def make_plan(
     rank = rank_at(kept + new_tokens, budget_tokens=budget_tokens, page_tokens=page, head_dim=head_dim)
     return Plan(context_tokens, new_tokens, budget_tokens, head_dim, dense=False, split=r, kept_tokens=kept,
                 page_tokens=page, rank=rank, read_tokens=budget_tokens // 2, floors=tuple(floors))  # fmt: skip
+
+
+def storage_paper(shrink_factor: float, split: float) -> float:
+    """RocketKV's storage over a full cache's, as the paper prints it: 1/c^r + 2/c^((1+r)/2); 1 if c <= 1.
+
+    Paper: complexity table. It counts the page bounds twice.
+    """
+    return _storage(shrink_factor, split, bounds_weight=2)
+
+
+def storage_derived(shrink_factor: float, split: float) -> float:
+    """RocketKV's storage over a full cache's, as it is held: one key maximum and one minimum per page."""
+    return _storage(shrink_factor, split, bounds_weight=1)
+
+
+def _storage(shrink_factor: float, split: float, *, bounds_weight: int) -> float:
+    if shrink_factor <= 1:
+        return 1.0
+    return shrink_factor**-split + bounds_weight * shrink_factor ** (-(1 + split) / 2)
+
+
+def traffic(shrink_factor: float) -> float:
+    """Memory read in one step over a full cache's: 1/c, for every method charged for its estimate."""
+    return min(1.0, 1 / shrink_factor)
+
+
+def held_pairs(plan: Plan) -> float:
+    """Key-value pairs that one KV head holds when the planned answer is complete, bounds included.
+
+    A page's maximum and minimum are one pair; at one token a page both are its key, held once.
+    """
+    if plan.dense:
+        return plan.total_tokens
+    pages = -(-plan.capacity_tokens // plan.page_tokens)
+    return plan.capacity_tokens + pages * (0.5 if plan.page_tokens == 1 else 1.0)
+
+
+def step_pairs(plan: Plan) -> float:
+    """Key-value pairs' worth of memory that a step reads for one KV head, the planned answer complete."""
+    if plan.dense:
+        return plan.total_tokens
+    pages = -(-plan.capacity_tokens // plan.page_tokens)
+    return pages * plan.rank / (2 * plan.head_dim) + plan.read_tokens

@@ -37,3 +37,15 @@ def gguf_progress(progress: Callable[[str], None]) -> Iterator[None]:
             yield
     finally:
         reader.tqdm = drawn
+
+
+def only_errors() -> None:
+    """Keep transformers and Python from warning on standard error; for programs that speak for themselves."""
+    import sys
+    import warnings
+
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")
