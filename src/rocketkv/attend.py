@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rocketkv.cache.groups import Group
 from rocketkv.cache.layer import LayerCache
-from rocketkv.cache.store import tensor_bytes, view_rows
+from rocketkv.cache.store import tensor_bytes
 from rocketkv.ops.dispatch import op
-from rocketkv.policies.base import Step
+from rocketkv.ops.ragged import per_query_head
+from rocketkv.policies.base import Selection, Step
 from rocketkv.types import Bool, Float, Int, Tensor
 
-DenseAttention = Callable[[Tensor, Tensor, Int[Tensor, "B G"] | None], Tensor]
-"""(keys, values, counts) -> output [B, G, R, q, Dv]. With counts None: the model's own attention and mask over its own
+DenseAttention = Callable[[Tensor, Tensor, Tensor, Int[Tensor, "B G"] | None], Tensor]
+"""(q, keys, values, counts) -> output [B, G, R, q, Dv]. With counts None: the model's own attention and mask over its own
 columns. With counts [B, G]: causal attention over right-aligned columns of which each segment holds that many."""
 
 
@@ -31,9 +33,11 @@ def prefill_attend(
 ) -> Float[Tensor, "B G R q Dv"]:
     """Read prompt tokens: dense attention over what is held and themselves, then eviction, once, at the prompt's end."""
     all_keys, all_values, counts = cache.extend(keys, values, valid)
-    out = dense(all_keys, all_values, counts)
+    if cache.ragged is not None:
+        q = cache.ragged.rotated(q)
+    out = dense(q, all_keys, all_values, counts)
     cache.observe(q, valid)
-    cache.end_chunk(counts, keys.shape[2], scaling)
+    cache.end_chunk(keys.shape[2], scaling)
     return out
 
 
@@ -48,19 +52,33 @@ def decode_attend(
 ) -> Float[Tensor, "B G R 1 Dv"]:
     """Read one generated token: take it in, choose which kept tokens are worth reading, attend to those exactly."""
     cache.append(keys, values)
-    if cache.kv is None:
-        cache.count_step(tensor_bytes(cache.keys, cache.values))
-        return dense(cache.keys, cache.values, None)
+    if cache.ragged is None:
+        cache.count_step(tensor_bytes(cache.held.keys, cache.held.values))
+        return dense(q, cache.held.keys, cache.held.values, None)
+    q = cache.ragged.rotated(q)[:, :, :, 0]  # [B, G, R, D]
     out = q.new_empty(*q.shape[:-1], values.shape[-1])
     elements = 0
-    for group in cache.groups:
-        rows = slice(None) if group.rows is None else group.rows
-        mine, q_mine = view_rows(cache.kv, group.rows), q[rows, :, :, 0]
-        step = Step(mine, group.bounds, mine.lengths, group.budget_tokens, scaling, cache.backend)
-        chosen = group.selector.select(q_mine, step)
-        out[rows, :, :, 0] = op("attend", "attend", cache.backend)(
-            q_mine, mine, chosen.tokens, chosen.counts, scaling=scaling
-        )
+    for group in cache.ragged.groups:
+        step = cache.ragged.step(group, scaling)
+        chosen = group.selector.select(group.pick(q), step)
+        out[slice(None) if group.rows is None else group.rows] = read(group, group.pick(q), step, chosen)
         elements += chosen.estimate_elements + int(chosen.counts.sum()) * (q.shape[-1] + values.shape[-1])
-    cache.count_step(elements * cache.kv.keys.element_size())
-    return out
+    cache.count_step(elements * keys.element_size())
+    return out[:, :, :, None]
+
+
+def read(
+    group: Group, q: Float[Tensor, "B G R D"], step: Step, chosen: Selection
+) -> Float[Tensor, "B G R Dv"]:
+    """Exact attention over the chosen tokens, by group or by query head, with the mean-value correction if asked for."""
+    attend, slots = op("attend", "attend", step.backend), step.slots(chosen.tokens)
+    if slots.shape[1] == q.shape[1]:
+        out = attend(q, step.kv, slots, chosen.counts, scaling=step.scaling)
+    else:
+        alone = q.flatten(1, 2)[:, :, None]  # [B, G R, 1, D]
+        kv = per_query_head(step.kv, q.shape[2])
+        out = attend(alone, kv, slots, chosen.counts, scaling=step.scaling).view(*q.shape[:-1], -1)
+    if chosen.mass is None or group.value_sums is None:
+        return out
+    mean = group.value_sums / step.kv.lengths.clamp(min=1)[..., None]  # [B, G, Dv]
+    return (chosen.mass[..., None] * out + (1 - chosen.mass)[..., None] * mean[:, :, None]).to(out.dtype)

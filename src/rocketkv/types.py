@@ -1,4 +1,4 @@
-"""The dimension letters of docs/notation.md, as jaxtyping aliases, and the two ragged containers that ops work on.
+"""The dimension letters of docs/notation.md, as jaxtyping aliases, and the ragged containers that ops work on.
 
 B batch, G KV heads, R query heads per KV head, D head size, C columns of a padded prompt, W window, P pages,
 K tokens chosen, N tokens of a flat store. Shapes are checked at run time in tests only.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-__all__ = ["Bool", "Float", "Int", "PageBounds", "RaggedKV", "Tensor"]
+__all__ = ["Bool", "Candidates", "Float", "Int", "PageBounds", "RaggedKV", "Tensor"]
 
 
 @dataclass
@@ -24,6 +24,20 @@ class RaggedKV:
 
     keys: Float[Tensor, "N D"]
     values: Float[Tensor, "N Dv"]
+    starts: Int[Tensor, "B G"]
+    lengths: Int[Tensor, "B G"]
+    capacities: Int[Tensor, "B G"]
+
+
+@dataclass
+class Candidates:
+    """Which tokens of a store may be selected, where that is not all of them: slots within each segment, in order.
+
+    Candidate i of segment (b, g) is token `slots[starts[b, g] + i]` of that segment of the store, for i below
+    `lengths[b, g]`; there is room for `capacities[b, g]`.
+    """
+
+    slots: Int[Tensor, "n"]
     starts: Int[Tensor, "B G"]
     lengths: Int[Tensor, "B G"]
     capacities: Int[Tensor, "B G"]

@@ -8,44 +8,66 @@ import torch
 
 from rocketkv.cache.store import view_rows
 from rocketkv.ops.dispatch import op
-from rocketkv.ops.ragged import padded_index, segment_index, segment_starts
+from rocketkv.ops.ragged import padded, padded_index, segment_index, segment_starts
 from rocketkv.policies.base import Selector
-from rocketkv.types import Int, PageBounds, RaggedKV, Tensor
+from rocketkv.types import Candidates, Float, Int, PageBounds, RaggedKV, Tensor
 
 
 @dataclass
 class Group:
-    """`rows` [b] of the batch (None: all) read through `selector`; `bounds` belong to these rows alone."""
+    """`rows` [b] of the batch (None: all) read through `selector`.
+
+    `bounds` and `value_sums` [b, G, Dv] (float32) belong to these rows alone; None where the selector has no use for them.
+    """
 
     selector: Selector
     rows: Int[Tensor, "b"] | None
     budget_tokens: Int[Tensor, "b"]
     bounds: PageBounds | None
+    value_sums: Float[Tensor, "b G Dv"] | None
+
+    def pick(self, table: Tensor) -> Tensor:
+        """The group's rows of a table over the batch."""
+        return table if self.rows is None else table[self.rows]
 
 
 def lay_out(
-    kv: RaggedKV, selector: Selector, rows: list[int], budgets: list[int], page_tokens: list[int], backend: str
+    kv: RaggedKV,
+    candidates: Candidates | None,
+    selector: Selector,
+    rows: list[int],
+    budgets: list[int],
+    page_tokens: list[int],
+    backend: str,
 ) -> Group:
     """A group of `rows` with fresh bounds of `page_tokens` each (0: the selector uses none)."""
     device = kv.starts.device
     everyone = rows == list(range(kv.starts.shape[0]))
     index = None if everyone else torch.tensor(rows, device=device)
-    bounds = None
+    group = Group(selector, index, torch.tensor(budgets, device=device), None, None)
+    mine, eligible = view_rows(kv, index), view_rows(candidates, index)
     if page_tokens[0] > 0:
-        mine = view_rows(kv, index)
-        slots, _ = padded_index(mine.starts, mine.lengths, int(mine.lengths.max()))
+        table = mine if eligible is None else eligible
+        ordinals, _ = padded_index(torch.zeros_like(table.lengths), table.lengths, int(table.lengths.max()))
+        within = ordinals if eligible is None else eligible.slots[eligible.starts[..., None] + ordinals]
         build = op("page_bounds", "build_page_bounds", backend)
-        bounds = build(kv.keys, slots, mine.lengths, torch.tensor(page_tokens, device=device), mine.capacities)
-    return Group(selector, index, torch.tensor(budgets, device=device), bounds)
+        sizes = torch.tensor(page_tokens, device=device)
+        group.bounds = build(kv.keys, mine.starts[..., None] + within, table.lengths, sizes, table.capacities)
+    if selector.means_values:
+        group.value_sums = padded(mine)[1].float().sum(2)
+    return group
 
 
-def take_key(group: Group, kv: RaggedKV, keys: Tensor, backend: str) -> None:
-    """Bring the bounds up to date with the token just appended; `keys` [B, G, D] are the whole batch's."""
-    if group.bounds is None:
-        return
-    mine = keys if group.rows is None else keys[group.rows]
-    lengths = kv.lengths if group.rows is None else kv.lengths[group.rows]
-    op("page_bounds", "update_page_bounds", backend)(group.bounds, mine, lengths - 1)
+def take_token(group: Group, lengths: Int[Tensor, "B G"], keys: Tensor, values: Tensor, backend: str) -> None:
+    """Bring bounds and sums up to date with the token just appended.
+
+    `lengths` [B, G] count candidates, the new one included; `keys` and `values` [B, G, D] are the whole batch's.
+    """
+    if group.bounds is not None:
+        update = op("page_bounds", "update_page_bounds", backend)
+        update(group.bounds, group.pick(keys), group.pick(lengths) - 1)
+    if group.value_sums is not None:
+        group.value_sums += group.pick(values)
 
 
 def reordered(group: Group, index: Int[Tensor, "n"], batch: int) -> Group | None:
@@ -58,8 +80,13 @@ def reordered(group: Group, index: Int[Tensor, "n"], batch: int) -> Group | None
     if len(rows) == 0:
         return None
     taken = mine[rows]
-    bounds = None if group.bounds is None else _select_bounds(group.bounds, taken)
-    return Group(group.selector, None if len(rows) == len(index) else rows, group.budget_tokens[taken], bounds)
+    return Group(
+        group.selector,
+        None if len(rows) == len(index) else rows,
+        group.budget_tokens[taken],
+        None if group.bounds is None else _select_bounds(group.bounds, taken),
+        None if group.value_sums is None else group.value_sums[taken],
+    )
 
 
 def _select_bounds(bounds: PageBounds, rows: Int[Tensor, "b"]) -> PageBounds:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 
 from rocketkv.ops.ragged import segment_index, segment_starts
-from rocketkv.types import Bool, Float, Int, RaggedKV, Tensor
+from rocketkv.types import Bool, Candidates, Float, Int, RaggedKV, Tensor
+
+Table = TypeVar("Table", RaggedKV, Candidates)
+OptionalTable = TypeVar("OptionalTable", RaggedKV, Candidates | None)
 
 GROWTH_TOKENS = 64
 """Least room to grow, in tokens: what one reallocation of a segment buys."""
@@ -33,6 +37,17 @@ def pack(
     return kv
 
 
+def choose(keep: Bool[Tensor, "B G C"], counts: Int[Tensor, "B G"]) -> Candidates:
+    """The candidates that `keep` marks among right-aligned columns, of which each segment holds the last `counts`."""
+    lengths = keep.sum(-1)
+    capacities = headroom(lengths)
+    starts = segment_starts(capacities)
+    ordinals = torch.arange(keep.shape[-1], device=keep.device) - (keep.shape[-1] - counts)[..., None]  # [B, G, C]
+    slots = torch.empty(int(capacities.sum()), dtype=torch.int32, device=keep.device)
+    slots[segment_index(starts, lengths)] = ordinals[keep].int()
+    return Candidates(slots, starts, lengths, capacities)
+
+
 def append(kv: RaggedKV, keys: Float[Tensor, "B G D"], values: Float[Tensor, "B G Dv"]) -> None:
     """Write one token per segment behind its last one, in place. There must be room (`grow`)."""
     slot = kv.starts + kv.lengths
@@ -41,34 +56,40 @@ def append(kv: RaggedKV, keys: Float[Tensor, "B G D"], values: Float[Tensor, "B 
     kv.lengths = kv.lengths + 1
 
 
-def grow(kv: RaggedKV) -> RaggedKV:
-    """The same tokens in a store with fresh room behind every segment."""
-    return _moved(kv, kv.starts, kv.lengths, headroom(kv.lengths))
+def append_newest(candidates: Candidates, kv: RaggedKV) -> None:
+    """Make the newest token of every segment a candidate, in place. There must be room (`grow`)."""
+    candidates.slots[candidates.starts + candidates.lengths] = (kv.lengths - 1).int()
+    candidates.lengths = candidates.lengths + 1
 
 
-def select_rows(kv: RaggedKV, rows: Int[Tensor, "b"]) -> RaggedKV:
-    """A store of the given rows, in that order, each with memory of its own (rows may repeat)."""
-    return _moved(kv, kv.starts[rows], kv.lengths[rows], kv.capacities[rows])
+def grow(table: Table) -> Table:
+    """The same contents with fresh room behind every segment."""
+    return _moved(table, table.starts, table.lengths, headroom(table.lengths))
 
 
-def view_rows(kv: RaggedKV, rows: Int[Tensor, "b"] | None) -> RaggedKV:
-    """The given rows of a store, without a copy; None for all."""
-    if rows is None:
-        return kv
-    return replace(kv, starts=kv.starts[rows], lengths=kv.lengths[rows], capacities=kv.capacities[rows])
+def select_rows(table: Table, rows: Int[Tensor, "b"]) -> Table:
+    """The given rows, in that order, each with memory of its own (rows may repeat)."""
+    return _moved(table, table.starts[rows], table.lengths[rows], table.capacities[rows])
+
+
+def view_rows(table: OptionalTable, rows: Int[Tensor, "b"] | None) -> OptionalTable:
+    """The given rows, without a copy; None for all."""
+    if rows is None or table is None:
+        return table
+    return replace(table, starts=table.starts[rows], lengths=table.lengths[rows], capacities=table.capacities[rows])
 
 
 def _moved(
-    kv: RaggedKV, starts: Int[Tensor, "b G"], lengths: Int[Tensor, "b G"], capacities: Int[Tensor, "b G"]
-) -> RaggedKV:
+    table: Table, starts: Int[Tensor, "b G"], lengths: Int[Tensor, "b G"], capacities: Int[Tensor, "b G"]
+) -> Table:
     fresh = segment_starts(capacities)
     source, target = segment_index(starts, lengths), segment_index(fresh, lengths)
-    total = int(capacities.sum())
-    moved = RaggedKV(kv.keys.new_empty(total, kv.keys.shape[-1]), kv.values.new_empty(total, kv.values.shape[-1]),
-                     fresh, lengths, capacities)  # fmt: skip
-    moved.keys[target] = kv.keys[source]
-    moved.values[target] = kv.values[source]
-    return moved
+    moved = {}
+    for name in ("slots",) if isinstance(table, Candidates) else ("keys", "values"):
+        old = getattr(table, name)
+        moved[name] = old.new_empty(int(capacities.sum()), *old.shape[1:])
+        moved[name][target] = old[source]
+    return replace(table, starts=fresh, lengths=lengths, capacities=capacities, **moved)
 
 
 def compact(

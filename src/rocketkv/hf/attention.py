@@ -61,10 +61,12 @@ def attention_function(
     scale = head_dim**-0.5 if scaling is None else scaling
     weights = None
 
-    def dense(keys: torch.Tensor, values: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
+    def dense(
+        stored_q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, counts: torch.Tensor | None
+    ) -> torch.Tensor:
         nonlocal weights
         if counts is not None:
-            return op("attend_prompt", "attend_prompt")(q, keys, values, counts, scaling=scale)
+            return op("attend_prompt", "attend_prompt")(stored_q, keys, values, counts, scaling=scale)
         out, weights = base(module, query, keys, values, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
         return out.transpose(1, 2).view(*q.shape[:-1], -1)
 

@@ -88,6 +88,7 @@ class CompressedCache(Cache):
         model: a decoder-only transformers model.
         policy: one for all rows, or one for each row of the batch.
         planned_new_tokens: N of the plan: a generation length the caller plans for; 0 unless given. No stop limit.
+        share_prompt: the first prompt is read once, as a batch of one; at its end every policy gets a row of its own.
         backend: which implementation of the ops runs ("auto", "reference").
 
     Raises:
@@ -100,6 +101,7 @@ class CompressedCache(Cache):
         policy: Policy | Sequence[Policy],
         *,
         planned_new_tokens: int = 0,
+        share_prompt: bool = False,
         backend: str = "auto",
     ) -> None:
         check_model(model)
@@ -115,7 +117,8 @@ class CompressedCache(Cache):
             raise UnsupportedModelError(f"{type(model).__name__} has no full-attention layer: there is nothing to compress")
         self.on_prompt_layer: Callable[[int, int], None] | None = None
         for place, number in enumerate(full):
-            state = LayerCache(policies, layer=place, layers=len(full), planned_new_tokens=planned_new_tokens, backend=backend)
+            state = LayerCache(policies, layer=place, layers=len(full), planned_new_tokens=planned_new_tokens,
+                               share_prompt=share_prompt, backend=backend)  # fmt: skip
             layers[number] = CompressedLayer(state, self._prompt_read(number, len(layers)))
         super().__init__(layers=layers)
         self.states = [layers[number].state for number in full]

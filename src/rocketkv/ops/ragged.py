@@ -40,3 +40,9 @@ def padded(kv: RaggedKV) -> tuple[Float[Tensor, "B G T D"], Float[Tensor, "B G T
         kv.values[index].masked_fill(~valid[..., None], 0),
         valid,
     )
+
+
+def per_query_head(kv: RaggedKV, group_size: int) -> RaggedKV:
+    """The same memory seen once per query head, [B, G R]: nothing is copied but the three index tables."""
+    tables = (table.repeat_interleave(group_size, dim=1) for table in (kv.starts, kv.lengths, kv.capacities))
+    return RaggedKV(kv.keys, kv.values, *tables)

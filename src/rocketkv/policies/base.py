@@ -6,20 +6,24 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from rocketkv.budget import Plan, check_budget_tokens, make_plan
-from rocketkv.types import Bool, Float, Int, PageBounds, RaggedKV, Tensor
+from rocketkv.ops.ragged import padded_index
+from rocketkv.types import Bool, Candidates, Float, Int, PageBounds, RaggedKV, Tensor
 
 
 @dataclass(frozen=True)
 class Prompt:
     """What an evictor may look at when a prompt has been read: one layer, rows of one policy, right-aligned columns.
 
-    `queries` [B, G, R, W, D] are the last prompt queries, of which the last `query_counts` [B] count; `keys` and
+    `queries` [B, G, R, W, D] are the last prompt queries, of which the last `query_counts` [B] count (None for an
+    evictor that observes none); `keys` and
     `values` [B, G, C, D] are all candidates in position order, of which the last `counts` [B, G] count.
     """
 
-    queries: Float[Tensor, "B G R W D"]
-    query_counts: Int[Tensor, "B"]
+    queries: Float[Tensor, "B G R W D"] | None
+    query_counts: Int[Tensor, "B"] | None
     keys: Float[Tensor, "B G C D"]
     values: Float[Tensor, "B G C Dv"]
     counts: Int[Tensor, "B G"]
@@ -31,29 +35,53 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Step:
-    """What a selector may look at in a decode step: one layer, rows of one policy.
+    """What a selector may look at in a decode step: one layer, rows of one selector.
 
-    `lengths` [B, G] candidates stand at `candidates(t)` in the flat store; `budget_tokens` [B] is t of each row.
+    `lengths` [B, G] candidates may be read; they are `candidates` of the store, or all of it where that is None.
+    `budget_tokens` [B] is t of each row; `bounds` are the pages over the candidates, if the selector lays out any.
     """
 
     kv: RaggedKV
+    candidates: Candidates | None
     bounds: PageBounds | None
     lengths: Int[Tensor, "B G"]
     budget_tokens: Int[Tensor, "B"]
     scaling: float
+    layer: int = 0
     backend: str = "auto"
+
+    def slots(self, ordinals: Int[Tensor, "B H K"]) -> Int[Tensor, "B H K"]:
+        """Where candidates stand within their segment of the store; H is G, or G R for a choice per query head."""
+        if self.candidates is None:
+            return ordinals
+        starts = self.candidates.starts.repeat_interleave(ordinals.shape[1] // self.candidates.starts.shape[1], dim=1)
+        return self.candidates.slots[starts[..., None] + ordinals].long()
+
+    def read_counts(self, read_tokens: Int[Tensor, "B"]) -> Int[Tensor, "B G"]:
+        """Tokens to read per segment: all of them up to the budget, else `read_tokens` of its row."""
+        lengths = self.lengths
+        return torch.where(lengths <= self.budget_tokens[:, None], lengths, read_tokens[:, None].clamp(max=lengths))
+
+    def keys(self) -> tuple[Float[Tensor, "B G T D"], Bool[Tensor, "B G T"]]:
+        """Padded keys of all candidates and which are real: the cost of an oracle, or of a one-dimension-at-a-time read."""
+        ordinals, held = padded_index(torch.zeros_like(self.lengths), self.lengths, int(self.lengths.max()))
+        index = self.kv.starts[..., None] + self.slots(ordinals)
+        return self.kv.keys[index].masked_fill(~held[..., None], 0), held
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Candidates to read, as ordinals in position order: the first `counts` [B, G] of `tokens` [B, G, K].
+    """Candidates to read, as ordinals in position order: the first `counts` [B, H] of `tokens` [B, H, K].
 
-    `estimate_elements` is how many stored numbers were read to choose them.
+    H is G where a group reads the same tokens, and G R where each query head reads its own. `estimate_elements` is how
+    many stored numbers were read to choose them. `mass` [B, G, R], if given, is the share of attention that the chosen
+    tokens are estimated to hold; the rest goes to the mean of all values.
     """
 
-    tokens: Int[Tensor, "B G K"]
-    counts: Int[Tensor, "B G"]
+    tokens: Int[Tensor, "B H K"]
+    counts: Int[Tensor, "B H"]
     estimate_elements: int
+    mass: Float[Tensor, "B G R"] | None = None
 
 
 @dataclass(frozen=True)
@@ -70,6 +98,11 @@ class Evictor(ABC):
         """Whether nothing is ever dropped, whatever the budget."""
         return False
 
+    @property
+    def retains(self) -> bool:
+        """Whether what is not kept stays in the store and may be chosen again by a later prompt (several turns)."""
+        return False
+
     @abstractmethod
     def keep(self, prompt: Prompt, kept_tokens: Int[Tensor, "B"]) -> Bool[Tensor, "B G C"]:
         """Which columns stay. Columns that hold no token must be False."""
@@ -83,6 +116,15 @@ class Selector(ABC):
     def reads_all(self) -> bool:
         """Whether every kept token is read at every step, whatever the budget."""
         return False
+
+    @property
+    def means_values(self) -> bool:
+        """Whether the mean of all values must be at hand."""
+        return False
+
+    def basis(self, layer: int) -> Float[Tensor, "G D D"] | None:
+        """An orthonormal basis (columns) in which this layer's keys are stored, None for the model's own."""
+        return None
 
     def layout(self, budget_tokens: int, tokens: int) -> tuple[int, int] | None:
         """Tokens per page at a length of `tokens`, and the length up to which that holds; None: no page bounds."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from rocketkv.budget import page_tokens_for
 from rocketkv.ops.dispatch import op
 from rocketkv.policies.base import Selection, Selector, Step
@@ -37,7 +35,7 @@ class HybridTopK(Selector):
         # Taken from the tokens of this step, so that the estimate stays at t / 2 while the answer grows.
         rank = (budget * page_tokens * head_dim // lengths.clamp(min=1)).clamp(1, head_dim)  # [B, G]
         scores = op("page_scores", "page_scores", step.backend)(q, bounds, lengths, rank=rank, scaling=step.scaling)
-        counts = torch.where(lengths <= budget, lengths, (budget // 2).clamp(max=lengths))
+        counts = step.read_counts(step.budget_tokens // 2)
         tokens = op("topk_tokens", "topk_tokens", step.backend)(
             scores, lengths, bounds.page_tokens, counts, sink_tokens=self.sink_tokens, local_tokens=self.local_tokens
         )

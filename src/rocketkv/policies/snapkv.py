@@ -44,6 +44,7 @@ class SnapKV(Evictor):
     def keep(self, prompt: Prompt, kept_tokens: Int[Tensor, "B"]) -> Bool[Tensor, "B G C"]:
         scores = pool(self.scores(prompt), self.pool_tokens, self.pooling)
         columns = scores.shape[-1]
+        assert prompt.query_counts is not None
         own = torch.minimum(prompt.query_counts, kept_tokens)[:, None]  # [B, 1]
         column = torch.arange(columns, device=scores.device)
         window = (column >= columns - own[..., None]) & (column >= columns - prompt.counts[..., None])

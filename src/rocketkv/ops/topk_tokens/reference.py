@@ -30,7 +30,9 @@ def topk_tokens(
     page = (token // page_tokens[:, None]).clamp(max=scores.shape[-1] - 1)  # [B, T]
     score = scores.gather(-1, page[:, None].expand(-1, scores.shape[1], -1))  # [B, G, T]
     held = token < lengths[..., None]
-    forced = held & ((token < sink_tokens) | (token >= lengths[..., None] - local_tokens))
+    # Where the count has no room for all of them, sinks come first, then the newest tokens.
+    local = (counts - sink_tokens).clamp(min=0, max=local_tokens)[..., None]
+    forced = held & ((token < sink_tokens) | (token >= lengths[..., None] - local))
     score = score.masked_fill(forced, torch.inf).masked_fill(~held, -torch.inf)
     best = score.sort(dim=-1, descending=True, stable=True).indices[..., :taken]
     counted = torch.arange(taken, device=scores.device) < counts[..., None]
