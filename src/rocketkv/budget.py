@@ -125,7 +125,8 @@ def make_plan(
                     kept_tokens=context_tokens, page_tokens=1, rank=head_dim, read_tokens=total)  # fmt: skip
 
     r = adaptive_split(c) if split is None else float(split)
-    by_formula = math.floor(total / c**r) - new_tokens
+    # A whole number may come out a rounding error below itself: split 1 keeps t, not t - 1.
+    by_formula = math.floor(total / c**r + 1e-6) - new_tokens
     kept = max(by_formula, budget_tokens, window_tokens + 1)
     floors = []
     if kept > by_formula and context_tokens > by_formula:
