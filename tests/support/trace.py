@@ -72,7 +72,7 @@ class Trace:
             self.evictions, self.selections = evictor.log, selector.log
         else:
             self.evictions, self.selections = [], []
-        self.cache = CompressedCache(model, policy, **options)
+        self.cache, self.whole_layers = CompressedCache(model, policy, **options), policy.skip_layers
         self.mask: torch.Tensor | None = None
         self.kept: Columns = {}
         self.reads: list[Columns] = []
@@ -105,8 +105,8 @@ class Trace:
         for kept in self.kept.values():
             kept.append(column)
         read: Columns = {}
-        assert len(self.selections) in (0, len(self.cache.states))
-        for layer, (starts, chosen) in enumerate(self.selections):
+        assert len(self.selections) in (0, len(self.cache.states) - self.whole_layers)
+        for layer, (starts, chosen) in enumerate(self.selections, start=self.whole_layers):
             row_of = {
                 start: row for row, start in enumerate(self.cache.states[layer].kv.starts[:, 0].tolist())
             }

@@ -67,7 +67,7 @@ class CompressedLayer(CacheLayerMixin):
         self.state.reset()
         self.is_initialized = self.waiting = False
 
-    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         self.state.select_rows(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ ASSISTED = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit
 
 def generate(
     model: Any,
-    policy: Policy,
+    policy: Policy | Sequence[Policy],
     *,
     cache: CompressedCache | None = None,
     planned_new_tokens: int = 0,
@@ -25,20 +26,23 @@ def generate(
     """`model.generate(**kwargs)` with its cache compressed by `policy`; returns what generate returns.
 
     Args:
+        policy: one for all rows, or one for each row of the batch.
         cache: a cache to continue, from an earlier turn, or one to look at afterwards; a new one if not given. On later
             turns pass the whole conversation as `input_ids`, or the new tokens with an `attention_mask` over all of it.
         planned_new_tokens: N of the plan, 0 unless a generation length is planned. It is not the stop limit.
         kwargs: as for transformers' generate. A chunked prefill (`prefill_chunk_size`) is announced to the cache.
 
     Raises:
-        ValueError: for assisted decoding, which a cache that evicts cannot take back.
+        ValueError: for assisted decoding, which a cache that evicts cannot take back, and for a cache of another policy.
     """
+    config = kwargs.get("generation_config") or model.generation_config
     for name in ASSISTED:
-        if kwargs.get(name) is not None:
+        if kwargs.get(name) is not None or getattr(config, name, None) is not None:
             raise ValueError(f"{name}: assisted decoding takes tokens back, and an evicted token does not come back: leave it out")
     if cache is None:
         cache = CompressedCache(model, policy, planned_new_tokens=planned_new_tokens, backend=backend)
-    config = kwargs.get("generation_config") or model.generation_config
+    elif cache.states[0].given_policies != ((policy,) if isinstance(policy, Policy) else tuple(policy)):
+        raise ValueError("the cache was made for another policy than the one given: pass the same, or leave the cache out")
     if kwargs.get("prefill_chunk_size") or getattr(config, "prefill_chunk_size", None):
         cache.begin_prefill(_new_columns(kwargs, cache.get_seq_length()))
     with attach(model):
