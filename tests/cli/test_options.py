@@ -2,40 +2,54 @@
 
 import pytest
 
-from rocketkv import FullKV, RocketKV, SnapKV
-from rocketkv.policies.options import options_of, with_options
+from rocketkv import RocketKV, SnapKV, make_policy
+from rocketkv.policies.registry import known_options
 
 
 def test_an_option_finds_its_slot():
-    policy = RocketKV(budget_tokens=64)
-    settings = {
-        "split": "0.5",
-        "window_tokens": "16",
-        "pooling": "avg",
-        "local_tokens": "8",
-        "skip_layers": "2",
-    }
-    changed = with_options(policy, settings)
-    assert changed.split == 0.5
-    assert changed.evictor == SnapKV(window_tokens=16, pooling="avg")
-    assert changed.selector.local_tokens == 8
-    assert changed.skip_layers == 2
-    assert changed.budget_tokens == 64
-    assert policy == RocketKV(budget_tokens=64)
+    settings = {"split": "0.5", "window_tokens": "16", "pooling": "avg", "local_tokens": "8", "skip_layers": "2"}
+    policy = make_policy("rocketkv", 64, **settings)
+    assert policy.split == 0.5
+    assert policy.evictor == SnapKV(window_tokens=16, pooling="avg")
+    assert policy.selector.local_tokens == 8
+    assert policy.skip_layers == 2
+    assert policy.budget_tokens == 64
 
 
 def test_adaptive_is_a_value():
-    assert with_options(RocketKV(budget_tokens=64, split=0.5), {"split": "adaptive"}).split is None
+    assert make_policy("rocketkv", 64, split="adaptive") == RocketKV(budget_tokens=64)
 
 
-def test_options_are_listed_with_their_values():
-    assert options_of(RocketKV(budget_tokens=64)) == {
-        "skip_layers": 0, "window_tokens": 32, "pool_tokens": 63, "pooling": "max", "sink_tokens": 0,
-        "local_tokens": 0, "split": None,
+def test_options_are_listed():
+    assert set(known_options("rocketkv")) == {
+        "skip_layers", "split", "window_tokens", "pool_tokens", "pooling", "sink_tokens", "local_tokens"
     }  # fmt: skip
-    assert options_of(FullKV()) == {}
+    assert known_options("full") == {}
 
 
 def test_an_unknown_option_names_the_near_ones():
     with pytest.raises(ValueError, match="did you mean window_tokens"):
-        with_options(RocketKV(budget_tokens=64), {"windowtokens": "3"})
+        make_policy("rocketkv", 64, windowtokens="3")
+
+
+def test_an_option_that_two_slots_have_wants_its_slot():
+    with pytest.raises(ValueError, match=r"evictor\.sink_tokens or selector\.sink_tokens"):
+        make_policy("streamingllm+hsa", 64, sink_tokens="3")
+    policy = make_policy("streamingllm+hsa", 64, **{"selector.sink_tokens": "3"})
+    assert (policy.slots[0].sink_tokens, policy.slots[1].sink_tokens) == (4, 3)
+
+
+@pytest.mark.parametrize("name", ["quets", "snapkv+qest", "hsa+snapkv"])
+def test_an_unknown_policy_names_the_near_ones(name):
+    with pytest.raises(ValueError, match="did you mean"):
+        make_policy(name, 64)
+
+
+def test_an_ill_typed_option_says_what_it_takes():
+    with pytest.raises(ValueError, match="split='half' is not a number or none"):
+        make_policy("rocketkv", 64, split="half")
+
+
+def test_a_method_that_needs_a_file_says_so():
+    with pytest.raises(ValueError, match="calibrate"):
+        make_policy("loki", 64)

@@ -62,12 +62,15 @@ def policies_from(names: Sequence[str], budgets: Sequence[int], settings: Mappin
     Raises UsageError for an unknown policy, and for an option that no named policy knows or that is out of
     range.
     """
-    from rocketkv.policies.options import options_of
+    from rocketkv.policies.registry import known_options
 
     policies: list[Policy] = []
     used: set[str] = set()
     for name in names:
-        known = options_of(policy_from(name, budgets[0], {}))
+        try:
+            known = known_options(name)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
         mine = {key: value for key, value in settings.items() if key in known}
         used |= set(mine)
         policies += dict.fromkeys(policy_from(name, budget, mine) for budget in budgets)

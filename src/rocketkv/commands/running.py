@@ -113,10 +113,9 @@ def prompt_text(args: argparse.Namespace) -> str:
 
 def policy_from(name: str, budget_tokens: int, settings: Mapping[str, str]) -> Policy:
     """The policy `name` with options as typed. Raises UsageError for what it does not know or take."""
-    from rocketkv.policies.options import with_options
     from rocketkv.policies.registry import make_policy
 
     try:
-        return with_options(make_policy(name, budget_tokens), settings)
+        return make_policy(name, budget_tokens, **settings)
     except ValueError as error:
         raise UsageError(str(error)) from None

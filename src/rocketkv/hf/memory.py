@@ -14,6 +14,8 @@ from rocketkv.hf.shape import ModelShape, shape_of
 
 WARM_UP_TOKENS = 64
 RATE_TOKENS = 256
+RATE_READS = 3
+RATE_SECONDS = 2.0
 FLOAT32_BYTES = 4
 
 
@@ -73,10 +75,14 @@ def prefill_seconds(model: Any, ids: list[int]) -> float:
     """
     _read(model, ids[:WARM_UP_TOKENS])  # loads weights from disk, which happens once
     sample = ids[:RATE_TOKENS]
-    start = time.perf_counter()
-    _read(model, sample)
-    elapsed_s = time.perf_counter() - start
-    return elapsed_s * prefill_flops(model, len(ids)) / prefill_flops(model, len(sample))
+    best_s, spent_s, reads = float("inf"), 0.0, 0
+    # The best of a few: other programs can only make a read slower.
+    while reads < RATE_READS and spent_s < RATE_SECONDS:
+        start = time.perf_counter()
+        _read(model, sample)
+        elapsed_s = time.perf_counter() - start
+        best_s, spent_s, reads = min(best_s, elapsed_s), spent_s + elapsed_s, reads + 1
+    return best_s * prefill_flops(model, len(ids)) / prefill_flops(model, len(sample))
 
 
 def prefill_flops(model: Any, tokens: int) -> float:

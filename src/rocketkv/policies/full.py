@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, final
 
 import torch
 
@@ -15,6 +15,7 @@ UNLIMITED_TOKENS = 1 << 62
 """Longer than any sequence: Full-KV has no budget."""
 
 
+@final
 @dataclass(frozen=True)
 class KeepAll(Evictor):
     """Drops nothing."""
@@ -28,6 +29,7 @@ class KeepAll(Evictor):
         return torch.arange(columns, device=prompt.keys.device) >= columns - prompt.counts[..., None]
 
 
+@final
 @dataclass(frozen=True)
 class ReadAll(Selector):
     """Reads every kept token."""
@@ -42,6 +44,7 @@ class ReadAll(Selector):
         return Selection(tokens, step.lengths, 0)
 
 
+@final
 @dataclass(frozen=True, kw_only=True)
 class FullKV(Policy):
     """The uncompressed model: every token kept and read, through the model's own attention."""

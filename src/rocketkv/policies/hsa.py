@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import final
 
 from rocketkv.budget import page_tokens_for
 from rocketkv.ops.dispatch import op
@@ -10,6 +11,7 @@ from rocketkv.policies.base import Selection, Selector, Step
 from rocketkv.types import Float, Tensor
 
 
+@final
 @dataclass(frozen=True)
 class HybridTopK(Selector):
     """Reads t // 2 tokens of the pages that score highest, and spends the other half of t on scoring them.

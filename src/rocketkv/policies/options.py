@@ -1,82 +1,78 @@
-"""The options of a policy as a user types them: `split=0.5`, `window_tokens=16`.
-
-An option is a field of the policy, of its evictor or of its selector; the names are the fields' own, and no
-two of these share one. The budget is not among them.
-"""
+"""Options of policies and of their slots, read off their dataclasses: names, kinds, and text turned into values."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import types
 import typing
-from collections.abc import Mapping
 from typing import Any
 
-from rocketkv.policies.base import Policy
+
+def options_of(cls: Any) -> dict[str, dataclasses.Field[Any]]:
+    """The fields of a policy, evictor or selector class, by name."""
+    return {field.name: field for field in dataclasses.fields(cls) if field.init}
 
 
-def options_of(policy: Policy) -> dict[str, Any]:
-    """The options that `policy` knows, with their present values."""
-    return {name: getattr(owner, name) for name, (owner, _, _) in _settable(policy).items()}
-
-
-def with_options(policy: Policy, settings: Mapping[str, str]) -> Policy:
-    """`policy` with options read from text.
+def convert(cls: Any, name: str, value: Any) -> Any:
+    """`value` as the field `name` of `cls` wants it; text is read, other values are checked by the class itself.
 
     Raises:
-        ValueError: for an unknown option (with the near ones), or a value that is unreadable or out of range.
+        ValueError: naming the option, what was given and what is wanted.
     """
-    known = _settable(policy)
-    for name, text in settings.items():
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=3, cutoff=0.5) or sorted(known)
-            hint = f"did you mean {' or '.join(near)}?" if near else "it has none"
-            raise ValueError(f"policy {policy.name!r} has no option {name!r}: {hint}")
-        _, slot, hint_type = known[name]
-        value = _parse(name, text, hint_type)
-        if slot is None:
-            policy = dataclasses.replace(policy, **{name: value})
-        else:
-            part = dataclasses.replace(getattr(policy, slot), **{name: value})
-            policy = dataclasses.replace(policy, **{slot: part})
-    return policy
+    if not isinstance(value, str):
+        return value
+    loader = getattr(cls, f"load_{name}", None)
+    if loader is not None:
+        return loader(value)
+    kind = typing.get_type_hints(cls)[name]
+    for wanted in _alternatives(kind):
+        try:
+            return _read(wanted, value)
+        except ValueError:
+            continue
+    raise ValueError(f"option {name}={value!r} is not {_describe(kind)}: give one")
 
 
-def _settable(policy: Policy) -> dict[str, tuple[Any, str | None, Any]]:
-    """Option name -> (the value that owns it, its slot in the policy or None, its type)."""
-    found: dict[str, tuple[Any, str | None, Any]] = {}
-    if policy.whole:
-        return found
-    for field in dataclasses.fields(policy):
-        value = getattr(policy, field.name)
-        if dataclasses.is_dataclass(value):
-            hints = typing.get_type_hints(type(value))
-            for inner in dataclasses.fields(value):
-                found[inner.name] = (value, field.name, hints[inner.name])
-        elif field.init and field.name != "budget_tokens":
-            found[field.name] = (policy, None, typing.get_type_hints(type(policy))[field.name])
-    return found
+def required_of(cls: Any) -> list[str]:
+    """The fields that have no default."""
+    none = dataclasses.MISSING
+    return [name for name, field in options_of(cls).items() if field.default is none and field.default_factory is none]
 
 
-def _parse(name: str, text: str, hint: Any) -> Any:
-    """The value that `text` stands for in a field of type `hint`."""
-    if typing.get_origin(hint) is typing.Literal:
-        choices = typing.get_args(hint)
-        if text not in choices:
-            raise ValueError(f"{name}={text!r} is unknown: choose {' or '.join(choices)}")
-        return text
-    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    if type(None) in kinds and text.lower() in ("none", "adaptive"):
-        return None
-    if bool in kinds:
-        if text.lower() not in ("true", "false"):
-            raise ValueError(f"{name}={text!r} is neither true nor false")
-        return text.lower() == "true"
-    for kind, words in ((int, "a whole number"), (float, "a number")):
-        if kind in kinds:
-            try:
-                return kind(text)
-            except ValueError:
-                raise ValueError(f"{name}={text!r} is not {words}") from None
-    return text
+def kind_of(cls: Any, name: str) -> str:
+    """What kind of value the field `name` takes, in words, with its default."""
+    if hasattr(cls, f"load_{name}"):
+        return "a file"
+    default = options_of(cls)[name].default
+    return f"{_describe(typing.get_type_hints(cls)[name])}; {default}"
+
+
+def _describe(kind: Any) -> str:
+    return " or ".join(_word(wanted) for wanted in _alternatives(kind))
+
+
+def _word(kind: Any) -> str:
+    if kind is type(None):
+        return "none"
+    if typing.get_origin(kind) is typing.Literal:
+        return " or ".join(map(str, typing.get_args(kind)))
+    return {int: "a whole number", float: "a number", bool: "true or false"}.get(kind, "a value of its class")
+
+
+def _alternatives(kind: Any) -> tuple[Any, ...]:
+    return typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+
+
+def _read(kind: Any, text: str) -> Any:
+    if kind is type(None):
+        if text.lower() in ("none", "adaptive"):
+            return None
+    elif kind is bool:
+        if text.lower() in ("true", "false"):
+            return text.lower() == "true"
+    elif typing.get_origin(kind) is typing.Literal:
+        if text in typing.get_args(kind):
+            return text
+    elif kind in (int, float):
+        return kind(text)
+    raise ValueError(text)

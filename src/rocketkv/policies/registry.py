@@ -1,31 +1,147 @@
-"""From a name on the command line to a policy."""
+"""From a name on the command line to a policy. A new method is one line in EVICTORS or SELECTORS."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
-from rocketkv.policies.base import Policy
-from rocketkv.policies.full import FullKV
-from rocketkv.policies.rocketkv import RocketKV
+from rocketkv.policies.adakv import AdaKV
+from rocketkv.policies.base import Evictor, Policy, Selector
+from rocketkv.policies.duo import DuoHeads
+from rocketkv.policies.exact import ExactTopK
+from rocketkv.policies.full import FullKV, KeepAll, ReadAll
+from rocketkv.policies.hsa import HybridTopK
+from rocketkv.policies.loki import Loki
+from rocketkv.policies.options import convert, kind_of, options_of, required_of
+from rocketkv.policies.quest import QuestPages
+from rocketkv.policies.rocketkv import RocketKV, RocketKVMT
+from rocketkv.policies.snapkv import SnapKV
+from rocketkv.policies.sparq import SparQ
+from rocketkv.policies.streaming import Streaming
+from rocketkv.policies.tova import TOVA
+from rocketkv.policies.two_stage import Composed
 
-POLICIES: dict[str, Callable[..., Policy]] = {
+EVICTORS: dict[str, Callable[..., Evictor]] = {
+    "keep-all": KeepAll,
+    "snapkv": SnapKV,
+    "adakv": AdaKV,
+    "duoattention": DuoHeads,
+    "streamingllm": Streaming,
+    "tova": TOVA,
+}
+SELECTORS: dict[str, Callable[..., Selector]] = {
+    "read-all": ReadAll,
+    "exact-topk": ExactTopK,
+    "quest": QuestPages,
+    "sparq": SparQ,
+    "loki": Loki,
+    "hsa": HybridTopK,
+}
+WHOLE_POLICIES: dict[str, Callable[..., Policy]] = {
     "full": FullKV,
     "rocketkv": RocketKV,
+    "rocketkv-mt": RocketKVMT,
 }
+PUBLISHED: dict[str, dict[str, Any]] = {"snapkv": {"pool_tokens": 7}}
+"""Settings of a method on its own, where RocketKV uses it with others."""
+RESERVED = {"budget_tokens", "evictor", "selector", "label", "scorer", "name"}
+"""Fields that are not options of their own."""
 
 
-def make_policy(name: str, budget_tokens: int | None = None, **options: object) -> Policy:
+def policy_names() -> list[str]:
+    """Every name that stands alone; `evictor+selector` combines two of them."""
+    slots = [name for name in [*EVICTORS, *SELECTORS] if name not in ("keep-all", "read-all")]
+    return [*WHOLE_POLICIES, *slots]
+
+
+def make_policy(name: str, budget_tokens: int | None = None, **options: Any) -> Policy:
     """The policy called `name` at a budget.
 
+    Args:
+        name: one of `policy_names()`, or an evictor and a selector joined by "+".
+        budget_tokens: t; Full-KV has none.
+        options: fields of the policy, its evictor or its selector, as values or as text (`split="0.5"`). A field that
+            both slots have is given as `evictor.sink_tokens` or `selector.sink_tokens`.
+
     Raises:
-        ValueError: for an unknown name (with the near ones), a missing budget, or an option out of range.
+        ValueError: for an unknown name or option (with the near ones), a missing budget, a value that is ill-typed or
+            out of range.
     """
-    if name not in POLICIES:
-        near = difflib.get_close_matches(name, POLICIES, n=3, cutoff=0.4) or list(POLICIES)
-        raise ValueError(f"unknown policy {name!r}: did you mean {' or '.join(near)}?")
-    if name == "full":
-        return POLICIES[name](**options)
+    make, parts = _parts(name)
+    chosen = _distribute(name, options, make, parts)
+    if make is FullKV:
+        return FullKV()
     if budget_tokens is None:
         raise ValueError(f"policy {name!r} needs a budget: give budget_tokens (256 is a good start)")
-    return POLICIES[name](budget_tokens=budget_tokens, **options)
+    built = {slot: _build(name, part, settings | chosen[slot]) for slot, (part, settings) in parts.items()}
+    if make is Composed:
+        built["label"] = name
+    return make(budget_tokens=budget_tokens, **built, **chosen["policy"])
+
+
+def known_options(name: str) -> dict[str, str]:
+    """The options that `make_policy(name)` takes: name -> what kind of value it is. Raises ValueError as it does."""
+    make, parts = _parts(name)
+    owners = [make, *(part for part, _ in parts.values())]
+    return {field: kind_of(owner, field) for owner in owners for field in _free_options(owner)}
+
+
+def _parts(name: str) -> tuple[Any, dict[str, tuple[Any, dict[str, Any]]]]:
+    """The class of the policy, and per slot the class and its published settings."""
+    if name == "full":
+        return FullKV, {}
+    if name in WHOLE_POLICIES:
+        return WHOLE_POLICIES[name], {"evictor": (SnapKV, {}), "selector": (HybridTopK, {})}
+    evictor, selector = _slots_of(name)
+    return Composed, {"evictor": evictor, "selector": selector}
+
+
+def _free_options(owner: Any) -> list[str]:
+    return [] if owner is FullKV else [name for name in options_of(owner) if name not in RESERVED]
+
+
+def _build(name: str, part: Any, settings: dict[str, Any]) -> Any:
+    missing = [field for field in required_of(part) if field not in settings]
+    if missing:
+        raise ValueError(f"policy {name!r} needs the option {missing[0]!r}, a file: `rocketkv calibrate` makes one for a model")
+    return part(**settings)
+
+
+def _slots_of(name: str) -> tuple[tuple[Any, dict[str, Any]], tuple[Any, dict[str, Any]]]:
+    """The evictor and the selector that a name stands for, with their published settings."""
+    first, plus, second = name.partition("+")
+    if plus:
+        evictor, selector = first, second
+    elif name in SELECTORS:
+        evictor, selector = "keep-all", name
+    else:
+        evictor, selector = name, "read-all"
+    for part, table in ((evictor, EVICTORS), (selector, SELECTORS)):
+        if part not in table:
+            known = table if plus else policy_names()
+            raise ValueError(f"unknown policy {part!r}: did you mean {_near(part, known)}?")
+    return (EVICTORS[evictor], PUBLISHED.get(evictor, {})), (SELECTORS[selector], PUBLISHED.get(selector, {}))
+
+
+def _distribute(
+    name: str, options: Mapping[str, Any], make: Any, parts: Mapping[str, tuple[Any, dict[str, Any]]]
+) -> dict[str, dict[str, Any]]:
+    """Each option, converted, under the part of the policy that has a field of that name."""
+    owners = {"policy": make} | {slot: part for slot, (part, _) in parts.items()}
+    chosen: dict[str, dict[str, Any]] = {owner: {} for owner in ("policy", "evictor", "selector")}
+    for key, value in options.items():
+        slot, dot, field = key.rpartition(".")
+        having = [o for o in ([slot] if dot else owners) if o in owners and field in _free_options(owners[o])]
+        if not having:
+            known = {option for owner in owners.values() for option in _free_options(owner)}
+            raise ValueError(f"policy {name!r} has no option {key!r}: did you mean {_near(field, known)}?")
+        if len(having) > 1:
+            raise ValueError(f"option {key!r} is in both {' and '.join(having)}: give {having[0]}.{key} or {having[1]}.{key}")
+        chosen[having[0]][field] = convert(owners[having[0]], field, value)
+    return chosen
+
+
+def _near(word: str, known: Iterable[str]) -> str:
+    known = sorted(known)
+    return " or ".join(difflib.get_close_matches(word, known, n=3, cutoff=0.4) or known) or "none (it takes no options)"

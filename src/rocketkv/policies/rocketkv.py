@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import final
 
-from rocketkv.budget import check_split
-from rocketkv.policies.base import Evictor, Policy, Selector
+from rocketkv.policies.base import Evictor, Prompt, Selector
 from rocketkv.policies.hsa import HybridTopK
 from rocketkv.policies.snapkv import SnapKV
+from rocketkv.policies.two_stage import TwoStage
+from rocketkv.types import Bool, Int, Tensor
 
 
+@final
 @dataclass(frozen=True, kw_only=True)
-class RocketKV(Policy):
+class RocketKV(TwoStage):
     """Two stages under one budget: SnapKV keeps a part of the prompt, hybrid sparse attention reads a part of that.
 
     Args:
@@ -22,11 +24,6 @@ class RocketKV(Policy):
 
     evictor: Evictor = field(default_factory=SnapKV)
     selector: Selector = field(default_factory=HybridTopK)
-    split: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_split(self.split)
 
     @property
     def name(self) -> str:
@@ -36,9 +33,45 @@ class RocketKV(Policy):
     def slots(self) -> tuple[Evictor, Selector]:
         return self.evictor, self.selector
 
-    @property
-    def fixed_split(self) -> float | None:
-        return self.split
 
-    def describe(self) -> dict[str, Any]:
-        return super().describe() | {"split": "adaptive" if self.split is None else self.split}
+@final
+@dataclass(frozen=True)
+class Retained(Evictor):
+    """Another evictor's choice, as candidates of this turn alone: what it does not choose stays in the store."""
+
+    inner: Evictor
+
+    @property
+    def observes(self) -> int:
+        return self.inner.observes
+
+    @property
+    def keeps_all(self) -> bool:
+        return self.inner.keeps_all
+
+    @property
+    def retains(self) -> bool:
+        return True
+
+    def keep(self, prompt: Prompt, kept_tokens: Int[Tensor, "B"]) -> Bool[Tensor, "B G C"]:
+        return self.inner.keep(prompt, kept_tokens)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class RocketKVMT(TwoStage):
+    """RocketKV for several turns: nothing is deleted; every turn chooses anew, from everything so far.
+
+    The first stage chooses the turn's candidates, the second reads from them; all keys and values of all turns stay.
+    """
+
+    evictor: Evictor = field(default_factory=SnapKV)
+    selector: Selector = field(default_factory=HybridTopK)
+
+    @property
+    def name(self) -> str:
+        return "rocketkv-mt"
+
+    @property
+    def slots(self) -> tuple[Evictor, Selector]:
+        return Retained(self.evictor), self.selector

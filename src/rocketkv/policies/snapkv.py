@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, final
 
 import torch
 
@@ -12,6 +12,7 @@ from rocketkv.policies.base import Evictor, Prompt
 from rocketkv.types import Bool, Float, Int, Tensor
 
 
+@final
 @dataclass(frozen=True)
 class SnapKV(Evictor):
     """Keeps the tokens that the prompt's last queries attend to, and those queries' own tokens.
@@ -42,18 +43,26 @@ class SnapKV(Evictor):
         return self.window_tokens
 
     def keep(self, prompt: Prompt, kept_tokens: Int[Tensor, "B"]) -> Bool[Tensor, "B G C"]:
-        scores = pool(self.scores(prompt), self.pool_tokens, self.pooling)
-        columns = scores.shape[-1]
-        assert prompt.query_counts is not None
-        own = torch.minimum(prompt.query_counts, kept_tokens)[:, None]  # [B, 1]
-        column = torch.arange(columns, device=scores.device)
-        window = (column >= columns - own[..., None]) & (column >= columns - prompt.counts[..., None])
-        return window | best_columns(scores, kept_tokens[:, None] - own)
+        window, own = own_columns(prompt, kept_tokens)
+        return window | best_columns(self.pooled_scores(prompt), (kept_tokens - own)[:, None])
 
-    def scores(self, prompt: Prompt) -> Float[Tensor, "B G C"]:
-        """Attention mass received from the window, minus infinity where a column is no candidate."""
+    def pooled_scores(self, prompt: Prompt) -> Float[Tensor, "B G C"]:
+        """Attention mass received from the window, pooled; minus infinity where a column is no candidate."""
         window_scores = op("window_scores", "window_scores", prompt.backend)
-        return window_scores(prompt.queries, prompt.query_counts, prompt.keys, prompt.counts, scaling=prompt.scaling)
+        scores = window_scores(prompt.queries, prompt.query_counts, prompt.keys, prompt.counts, scaling=prompt.scaling)
+        return pool(scores, self.pool_tokens, self.pooling)
+
+
+def own_columns(
+    prompt: Prompt, kept_tokens: Int[Tensor, "B"]
+) -> tuple[Bool[Tensor, "B G C"], Int[Tensor, "B"]]:
+    """The columns of the window's own tokens, and how many they are: the window, or what a smaller budget leaves of it."""
+    assert prompt.query_counts is not None
+    own = torch.minimum(prompt.query_counts, kept_tokens)  # [B]
+    columns = prompt.keys.shape[2]
+    column = torch.arange(columns, device=prompt.keys.device)
+    mask = (column >= columns - own[:, None, None]) & (column >= columns - prompt.counts[..., None])
+    return mask, own
 
 
 def pool(scores: Float[Tensor, "B G C"], width: int, kind: str) -> Float[Tensor, "B G C"]:

@@ -44,10 +44,10 @@ def page_scores(
     share = torch.where(share > 0, share, 1)
     logits = q_read @ bound * (scaling / share.sqrt())[..., None]  # [B, G, R, P]
     logits = logits.masked_fill(~in_use[:, :, None], -torch.inf)
-    return _softmax_over_tokens(logits, bounds.page_tokens, lengths).mean(2).masked_fill(~in_use, -torch.inf)
+    return softmax_over_tokens(logits, bounds.page_tokens, lengths).mean(2).masked_fill(~in_use, -torch.inf)
 
 
-def _softmax_over_tokens(
+def softmax_over_tokens(
     logits: Float[Tensor, "B G R P"], page_tokens: Int[Tensor, "B"], lengths: Int[Tensor, "B G"]
 ) -> Float[Tensor, "B G R P"]:
     """Softmax in which each page counts once for every token it holds; the last page may hold fewer."""
