@@ -235,15 +235,17 @@ class LayerCache:
             queries = self._window.last(evictor.observes, index) if evictor.observes else (None, None)
             prompt = Prompt(*queries, keys[index], values[index], counts[index], scaling, self.layer, self.layers, self.backend)
             kept = torch.tensor([self.plans[row].kept_tokens for row in mine], device=keys.device)
-            crowded = (counts[index] > kept[:, None]).any(-1).tolist()
+            crowded = (counts[index] > kept[:, None]).any(-1)
+            if queries[1] is not None:
+                crowded &= queries[1] > 0  # a row that this turn gave no token has no query to vote: it keeps all
             chosen = evictor.keep(prompt, kept)
             for place, row in enumerate(mine):
-                if crowded[place]:
+                if bool(crowded[place]):
                     keep[row] = chosen[place]
         retained = torch.tensor([policy.slots[0].retains for policy in self.policies], device=keys.device)
         stored = keep | (tokens[source] & retained[:, None, None])
         self.counters.evicted_tokens += int(tokens[source].sum() - stored.sum())
-        candidates = choose(keep, counts[source]) if bool((stored != keep).any()) else None
+        candidates = choose(keep, stored) if bool((stored != keep).any()) else None
         rules = [
             RowRule(READ_ALL if self._left_whole(policy) else policy.slots[1], policy.budget_tokens,
                     0 if plan.dense else plan.capacity_tokens)
