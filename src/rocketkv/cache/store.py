@@ -37,14 +37,13 @@ def pack(
     return kv
 
 
-def choose(keep: Bool[Tensor, "B G C"], counts: Int[Tensor, "B G"]) -> Candidates:
-    """The candidates that `keep` marks among right-aligned columns, of which each segment holds the last `counts`."""
+def choose(keep: Bool[Tensor, "B G C"], stored: Bool[Tensor, "B G C"]) -> Candidates:
+    """The candidates that `keep` marks among the columns that are `stored` (and packed, in order)."""
     lengths = keep.sum(-1)
     capacities = headroom(lengths)
     starts = segment_starts(capacities)
-    ordinals = torch.arange(keep.shape[-1], device=keep.device) - (keep.shape[-1] - counts)[..., None]  # [B, G, C]
     slots = torch.empty(int(capacities.sum()), dtype=torch.int32, device=keep.device)
-    slots[segment_index(starts, lengths)] = ordinals[keep].int()
+    slots[segment_index(starts, lengths)] = (stored.cumsum(-1) - 1)[keep].int()
     return Candidates(slots, starts, lengths, capacities)
 
 
