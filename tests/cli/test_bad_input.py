@@ -206,3 +206,11 @@ def test_no_command(cli, arguments):
 def test_too_little_memory(cli, folder, document, monkeypatch):
     monkeypatch.setattr("rocketkv.hf.memory.available_bytes", lambda: 1000)
     refused(cli(*GENERATE, folder, "--prompt-file", document), "GB of memory and", "are free")
+
+
+def test_memory_that_runs_out(cli, folder, monkeypatch):
+    def exhausted(*_: object, **__: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes")
+
+    monkeypatch.setattr("rocketkv.hf.answer.generate", exhausted)
+    refused(cli(*GENERATE, folder, "--prompt", "x"), "memory ran out while")

@@ -1,6 +1,7 @@
 """The embedded default, and the main job on SmolLM2."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -37,3 +38,14 @@ def test_the_main_job(cli):
     assert make_demo().fact in rocket["text"]
     assert rocket["plan"]["kept_tokens"] < rocket["prompt_tokens"] / 2
     assert rocket["cache_bytes"] < 0.5 * full["cache_bytes"]
+
+
+@pytest.mark.model
+def test_the_readme_example_runs(tmp_path, monkeypatch, capsys):
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    example = readme.split("```python\n")[1].split("```")[0]
+    (tmp_path / "document.txt").write_text(make_demo(characters=2500).text)
+    monkeypatch.chdir(tmp_path)
+    example = example.replace("max_new_tokens=64", "max_new_tokens=4")
+    exec(compile(example, "README.md", "exec"), {})
+    assert "tokens kept" in capsys.readouterr().out

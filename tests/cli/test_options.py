@@ -7,7 +7,13 @@ from rocketkv.policies.registry import known_options
 
 
 def test_an_option_finds_its_slot():
-    settings = {"split": "0.5", "window_tokens": "16", "pooling": "avg", "local_tokens": "8", "skip_layers": "2"}
+    settings = {
+        "split": "0.5",
+        "window_tokens": "16",
+        "pooling": "avg",
+        "local_tokens": "8",
+        "skip_layers": "2",
+    }
     policy = make_policy("rocketkv", 64, **settings)
     assert policy.split == 0.5
     assert policy.evictor == SnapKV(window_tokens=16, pooling="avg")
