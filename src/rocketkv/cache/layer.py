@@ -92,7 +92,8 @@ class LayerCache:
             self._prompt = right_aligned(self.ragged.kv, self.ragged.rotated(keys), values, valid)
             return self._prompt
         if self.held is None:
-            self.held = WholeLayer(keys, values, valid)
+            # A copy, as transformers makes one: a view would keep all of a fused projection alive (Phi-3).
+            self.held = WholeLayer(keys.contiguous(), values.contiguous(), valid)
         else:
             self.held.append(keys, values, valid)
         return self.held.keys, self.held.values, None
