@@ -71,7 +71,7 @@ def policies_from(names: Sequence[str], budgets: Sequence[int], settings: Mappin
             known = known_options(name)
         except ValueError as error:
             raise UsageError(str(error)) from None
-        mine = {key: value for key, value in settings.items() if key in known}
+        mine = {key: value for key, value in settings.items() if key.rpartition(".")[2] in known}
         used |= set(mine)
         policies += dict.fromkeys(policy_from(name, budget, mine) for budget in budgets)
     if unknown := sorted(set(settings) - used):

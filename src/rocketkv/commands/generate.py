@@ -28,7 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_prompt_arguments(parser)
     add_answer_arguments(parser)
     group = parser.add_argument_group("policy")
-    group.add_argument("--policy", default="rocketkv", metavar="P", help="full or rocketkv (default)")
+    group.add_argument(
+        "--policy", default="rocketkv", metavar="P", help="the policy by name (default rocketkv)"
+    )
     group.add_argument(
         "--budget", type=whole(1), default=DEFAULT_BUDGET_TOKENS, metavar="N",
         help="tokens read per step and KV head, by the plan (default %(default)s); full has none",
@@ -65,7 +67,7 @@ def report_lines(answer: Answer) -> list[str]:
     if plan.floors:
         lines.append(f"tokens kept are at the least that the {' and the '.join(plan.floors)} allows")
     if report.kept_fraction > 1 and not plan.dense:
-        lines.append("page bounds outweigh what was evicted: a smaller budget would hold less")
+        lines.append("larger than a full cache: page bounds and room to grow outweigh what was evicted")
     return lines
 
 

@@ -113,8 +113,10 @@ def prompt_text(args: argparse.Namespace) -> str:
 
 def policy_from(name: str, budget_tokens: int, settings: Mapping[str, str]) -> Policy:
     """The policy `name` with options as typed. Raises UsageError for what it does not know or take."""
-    from rocketkv.policies.registry import make_policy
+    from rocketkv.policies.registry import RESERVED, make_policy
 
+    if taken := sorted(RESERVED.intersection(settings)):
+        raise UsageError(f"{taken[0]} is no option of a policy: give --policy and --budget")
     try:
         return make_policy(name, budget_tokens, **settings)
     except ValueError as error:
