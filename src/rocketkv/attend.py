@@ -17,8 +17,8 @@ from rocketkv.policies.base import Selection, Step
 from rocketkv.types import Bool, Float, Int, Tensor
 
 DenseAttention = Callable[[Tensor, Tensor, Tensor, Int[Tensor, "B G"] | None], Tensor]
-"""(q, keys, values, counts) -> output [B, G, R, q, Dv]. With counts None: the model's own attention and mask over its own
-columns. With counts [B, G]: causal attention over right-aligned columns of which each segment holds that many."""
+"""(q, keys, values, counts) -> output [B, G, R, q, Dv]. With counts None: the model's own attention and mask over its
+own columns. With counts [B, G]: causal attention over right-aligned columns of which each segment holds that many."""
 
 
 def prefill_attend(
@@ -31,7 +31,7 @@ def prefill_attend(
     scaling: float,
     dense: DenseAttention,
 ) -> Float[Tensor, "B G R q Dv"]:
-    """Read prompt tokens: dense attention over what is held and themselves, then eviction, once, at the prompt's end."""
+    """Read prompt tokens: dense attention over what is held and themselves, then, at the prompt's end, eviction."""
     all_keys, all_values, counts = cache.extend(keys, values, valid)
     if cache.ragged is not None:
         q = cache.ragged.rotated(q)
@@ -53,24 +53,26 @@ def decode_attend(
     """Read one generated token: take it in, choose which kept tokens are worth reading, attend to those exactly."""
     cache.append(keys, values)
     if cache.ragged is None:
-        cache.count_step(tensor_bytes(cache.held.keys, cache.held.values))
-        return dense(q, cache.held.keys, cache.held.values, None)
+        all_keys, all_values = cache.columns_held()
+        cache.count_step(tensor_bytes(all_keys, all_values))
+        return dense(q, all_keys, all_values, None)
     q = cache.ragged.rotated(q)[:, :, :, 0]  # [B, G, R, D]
     out = q.new_empty(*q.shape[:-1], values.shape[-1])
-    elements = 0
+    elements, reads = 0, []
     for group in cache.ragged.groups:
         step = cache.ragged.step(group, scaling)
         chosen = group.selector.select(group.pick(q), step)
         out[slice(None) if group.rows is None else group.rows] = read(group, group.pick(q), step, chosen)
+        reads.append((group, step, chosen))
         elements += chosen.estimate_elements + int(chosen.counts.sum()) * (q.shape[-1] + values.shape[-1])
     cache.count_step(elements * keys.element_size())
+    if cache.observer is not None:
+        cache.observer(cache, q, scaling, reads)
     return out[:, :, :, None]
 
 
-def read(
-    group: Group, q: Float[Tensor, "B G R D"], step: Step, chosen: Selection
-) -> Float[Tensor, "B G R Dv"]:
-    """Exact attention over the chosen tokens, by group or by query head, with the mean-value correction if asked for."""
+def read(group: Group, q: Float[Tensor, "B G R D"], step: Step, chosen: Selection) -> Float[Tensor, "B G R Dv"]:
+    """Exact attention over the chosen tokens, by group or by query head, mean-value correction included."""
     attend, slots = op("attend", "attend", step.backend), step.slots(chosen.tokens)
     if slots.shape[1] == q.shape[1]:
         out = attend(q, step.kv, slots, chosen.counts, scaling=step.scaling)

@@ -113,16 +113,30 @@ def make_plan(
     """
     check_budget_tokens(budget_tokens)
     check_split(split)
-    for name, value, least in (("context_tokens", context_tokens, 1), ("new_tokens", new_tokens, 0),
-                               ("head_dim", head_dim, 1), ("window_tokens", window_tokens, 0)):  # fmt: skip
+    for name, value, least in (
+        ("context_tokens", context_tokens, 1),
+        ("new_tokens", new_tokens, 0),
+        ("head_dim", head_dim, 1),
+        ("window_tokens", window_tokens, 0),
+    ):
         if value < least:
             raise ValueError(f"{name}={value} is below {least}: give at least {least}")
 
     total = context_tokens + new_tokens
     c = total / budget_tokens
     if c <= 1:
-        return Plan(context_tokens, new_tokens, budget_tokens, head_dim, dense=True, split=0.0,
-                    kept_tokens=context_tokens, page_tokens=1, rank=head_dim, read_tokens=total)  # fmt: skip
+        return Plan(
+            context_tokens,
+            new_tokens,
+            budget_tokens,
+            head_dim,
+            dense=True,
+            split=0.0,
+            kept_tokens=context_tokens,
+            page_tokens=1,
+            rank=head_dim,
+            read_tokens=total,
+        )
 
     r = adaptive_split(c) if split is None else float(split)
     # A whole number may come out a rounding error below itself: split 1 keeps t, not t - 1.
@@ -134,8 +148,19 @@ def make_plan(
     kept = min(kept, context_tokens)
     page = page_tokens_for(kept + new_tokens, budget_tokens)
     rank = rank_at(kept + new_tokens, budget_tokens=budget_tokens, page_tokens=page, head_dim=head_dim)
-    return Plan(context_tokens, new_tokens, budget_tokens, head_dim, dense=False, split=r, kept_tokens=kept,
-                page_tokens=page, rank=rank, read_tokens=budget_tokens // 2, floors=tuple(floors))  # fmt: skip
+    return Plan(
+        context_tokens,
+        new_tokens,
+        budget_tokens,
+        head_dim,
+        dense=False,
+        split=r,
+        kept_tokens=kept,
+        page_tokens=page,
+        rank=rank,
+        read_tokens=budget_tokens // 2,
+        floors=tuple(floors),
+    )
 
 
 def storage_paper(shrink_factor: float, split: float) -> float:

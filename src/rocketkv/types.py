@@ -19,7 +19,8 @@ class RaggedKV:
     """Keys and values of every (row, KV head), one after the other in flat memory; nothing is padded.
 
     Segment (b, g) owns `capacities[b, g]` slots from `starts[b, g]`; the first `lengths[b, g]` of them hold tokens in
-    position order. The rest is room to grow and holds arbitrary values.
+    position order. The rest is room to grow and holds arbitrary values. `positions`, if kept, says which of its row's
+    tokens each one is, counted from 0 without padding.
     """
 
     keys: Float[Tensor, "N D"]
@@ -27,6 +28,7 @@ class RaggedKV:
     starts: Int[Tensor, "B G"]
     lengths: Int[Tensor, "B G"]
     capacities: Int[Tensor, "B G"]
+    positions: Int[Tensor, "N"] | None = None
 
 
 @dataclass

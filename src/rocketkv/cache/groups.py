@@ -17,7 +17,7 @@ from rocketkv.types import Candidates, Float, Int, PageBounds, RaggedKV, Tensor
 class Group:
     """`rows` [b] of the batch (None: all) read through `selector`.
 
-    `bounds` and `value_sums` [b, G, Dv] (float32) belong to these rows alone; None where the selector has no use for them.
+    `bounds` and `value_sums` [b, G, Dv] (float32) belong to these rows alone; None where not used.
     """
 
     selector: Selector
@@ -91,8 +91,13 @@ def reordered(group: Group, index: Int[Tensor, "n"], batch: int) -> Group | None
 
 def _select_bounds(bounds: PageBounds, rows: Int[Tensor, "b"]) -> PageBounds:
     """Bounds of the given rows, each with memory of its own (rows may repeat)."""
-    old = replace(bounds, upper=bounds.upper[rows], lower=bounds.lower[rows], pitch=bounds.pitch[rows],
-                  page_tokens=bounds.page_tokens[rows])  # fmt: skip
+    old = replace(
+        bounds,
+        upper=bounds.upper[rows],
+        lower=bounds.lower[rows],
+        pitch=bounds.pitch[rows],
+        page_tokens=bounds.page_tokens[rows],
+    )
     sizes = (old.lower - old.upper) + _half(bounds)[rows]
     upper = segment_starts(sizes)
     data = bounds.data[segment_index(old.upper, sizes)]

@@ -6,11 +6,14 @@ import torch
 
 from rocketkv.budget import Plan
 from rocketkv.cache.counters import Counters
+from rocketkv.cache.observer import Observer
+from rocketkv.cache.positions import counted_positions, merged_positions
 from rocketkv.cache.ragged import ENDLESS, READ_ALL, RaggedLayer, RowRule, rotate
 from rocketkv.cache.store import choose, pack, right_aligned, tensor_bytes
 from rocketkv.cache.whole import WholeLayer
 from rocketkv.cache.window import Window
 from rocketkv.policies.base import Policy, Prompt
+from rocketkv.policies.errors import PolicyMisfitError
 from rocketkv.types import Bool, Float, Int, RaggedKV, Tensor
 
 Columns = tuple[Float[Tensor, "B G C D"], Float[Tensor, "B G C Dv"], Int[Tensor, "B G"]]
@@ -25,6 +28,9 @@ class LayerCache:
         layer, layers: this layer's place among the compressed ones.
         planned_new_tokens: N of the plan, 0 unless the caller plans a generation length.
         share_prompt: read the first prompt as a batch of one, and give every policy a row of its own at its end.
+        keep_positions: note, once a row evicts or selects, which of its tokens each stored one is.
+
+    `observer`, if set, is shown every decode step.
     """
 
     def __init__(
@@ -35,13 +41,15 @@ class LayerCache:
         layers: int = 1,
         planned_new_tokens: int = 0,
         share_prompt: bool = False,
+        keep_positions: bool = False,
         backend: str = "auto",
     ) -> None:
         self.given_policies = policies
         self.layer, self.layers = layer, layers
         self.planned_new_tokens = planned_new_tokens
-        self.share_prompt = share_prompt
+        self.share_prompt, self.keep_positions = share_prompt, keep_positions
         self.backend = backend
+        self.observer: Observer | None = None
         self.reset()
 
     def reset(self) -> None:
@@ -121,13 +129,18 @@ class LayerCache:
         self.columns += 1
         self.row_tokens = self.row_tokens + 1
         if self.ragged is not None:
-            self.ragged.append(self.ragged.rotated(keys)[:, :, 0], values[:, :, 0])
+            self.ragged.append(self.ragged.rotated(keys)[:, :, 0], values[:, :, 0], self.row_tokens)
             return
         assert self.held is not None
         self.held.append(keys, values, None)
         self._steps_until_sparse -= 1
         if self._steps_until_sparse < 0:
             self._become_ragged()
+
+    def columns_held(self) -> tuple[Float[Tensor, "B G C D"], Float[Tensor, "B G C Dv"]]:
+        """Keys and values of a whole layer."""
+        assert self.held is not None, "a ragged layer has no columns"
+        return self.held.keys, self.held.values
 
     def select_rows(self, index: Int[Tensor, "n"]) -> None:
         """Make the batch the rows `index` of itself: beams, repeats, rows that end."""
@@ -192,7 +205,9 @@ class LayerCache:
             # Beams and several returned sequences repeat each row before the prompt is read.
             self.policies = tuple(policy for policy in self.policies for _ in range(copies))
         elif batch != len(self.row_tokens):
-            raise ValueError(f"a batch of {batch} on a cache of {len(self.row_tokens)} rows: use a new cache, or the same rows")
+            raise ValueError(
+                f"a batch of {batch} on a cache of {len(self.row_tokens)} rows: use a new cache, or the same rows"
+            )
 
     def _left_whole(self, policy: Policy) -> bool:
         return policy.whole or self.layer < policy.skip_layers
@@ -233,12 +248,24 @@ class LayerCache:
             mine = [row for row in range(rows) if self.policies[row] == policy]
             index = [source[row] for row in mine]
             assert self._window is not None
-            queries = self._window.last(evictor.observes, index) if evictor.observes else (None, None)
-            prompt = Prompt(*queries, keys[index], values[index], counts[index], scaling, self.layer, self.layers, self.backend)
+            queries = query_counts = None
+            if evictor.observes:
+                queries, query_counts = self._window.last(evictor.observes, index)
+            prompt = Prompt(
+                queries,
+                query_counts,
+                keys[index],
+                values[index],
+                counts[index],
+                scaling,
+                self.layer,
+                self.layers,
+                self.backend,
+            )
             kept = torch.tensor([self.plans[row].kept_tokens for row in mine], device=keys.device)
             crowded = (counts[index] > kept[:, None]).any(-1)
-            if queries[1] is not None:
-                crowded &= queries[1] > 0  # a row that this turn gave no token has no query to vote: it keeps all
+            if query_counts is not None:
+                crowded &= query_counts > 0  # a row that this turn gave no token has no query to vote: it keeps all
             chosen = evictor.keep(prompt, kept)
             for place, row in enumerate(mine):
                 if bool(crowded[place]):
@@ -248,10 +275,13 @@ class LayerCache:
         self.counters.evicted_tokens += int(tokens[source].sum() - stored.sum())
         candidates = choose(keep, stored) if bool((stored != keep).any()) else None
         rules = [
-            RowRule(READ_ALL if self._left_whole(policy) else policy.slots[1], policy.budget_tokens,
-                    0 if plan.dense else plan.capacity_tokens)
+            RowRule(
+                READ_ALL if self._left_whole(policy) else policy.slots[1],
+                policy.budget_tokens,
+                0 if plan.dense else plan.capacity_tokens,
+            )
             for policy, plan in zip(self.policies, self.plans, strict=True)
-        ]  # fmt: skip
+        ]
         self._pack(keys.expand(rows, -1, -1, -1), values.expand(rows, -1, -1, -1), stored, candidates, rules)
 
     def _become_ragged(self) -> None:
@@ -267,16 +297,32 @@ class LayerCache:
             basis = self._bases(rules, keys)
             if basis is not None:
                 keys = rotate(keys, basis)
-        kv = pack(keys, values, keep)
+        kv = pack(keys, values, keep, self._positions(keys.shape[2]) if self.keep_positions else None)
         self.held = None
         self.ragged = RaggedLayer(kv, rules, candidates=candidates, basis=basis, layer=self.layer, backend=self.backend)  # type: ignore[arg-type]
+
+    def _positions(self, columns: int) -> Int[Tensor, "B G C"]:
+        """Which of its row's tokens each right-aligned column holds: new ones by counting, stored ones as noted."""
+        assert self.row_tokens is not None
+        if self.ragged is None:
+            heads = self.held.keys.shape[1]  # type: ignore[union-attr]
+            return counted_positions(self.row_tokens, heads, columns)
+        assert self._prompt is not None
+        return merged_positions(self.ragged.kv, self._prompt[2], self.row_tokens, columns)
 
     def _bases(self, rules: list[RowRule], keys: Float[Tensor, "B G C D"]) -> Float[Tensor, "B G D D"] | None:
         """What each row's keys are rotated by; None if no selector asks for it."""
         bases = [rule.selector.basis(self.layer) for rule in rules]
         if all(basis is None for basis in bases):
             return None
-        plain = torch.eye(keys.shape[-1], device=keys.device).expand(keys.shape[1], -1, -1)
+        heads, head_dim = keys.shape[1], keys.shape[-1]
+        for basis in bases:
+            if basis is not None and basis.shape != (heads, head_dim, head_dim):
+                raise PolicyMisfitError(
+                    f"the key bases are for {basis.shape[0]} KV heads of size {basis.shape[1]}, the model has {heads} of "
+                    f"{head_dim}: calibrate on this model"
+                )
+        plain = torch.eye(head_dim, device=keys.device).expand(heads, -1, -1)
         return torch.stack([plain if basis is None else basis.to(keys.device) for basis in bases])
 
     def _count_steps_until_sparse(self) -> int:

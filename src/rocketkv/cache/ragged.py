@@ -19,7 +19,7 @@ ENDLESS = 1 << 62
 
 @dataclass(frozen=True)
 class RowRule:
-    """How one row reads: its selector and t; `planned_tokens` is the length its pages are first laid out for (0: now)."""
+    """How one row reads: its selector and t; `planned_tokens`: the length of its first page layout (0: as it is)."""
 
     selector: Selector
     budget_tokens: int
@@ -64,13 +64,15 @@ class RaggedLayer:
         """Whether some row chooses among its tokens, rather than reading all."""
         return any(not group.selector.reads_all for group in self.groups)
 
-    def append(self, keys: Float[Tensor, "B G D"], values: Float[Tensor, "B G Dv"]) -> None:
-        """Take one token per row. Between rare events this is a write, and an update of one page per segment."""
+    def append(
+        self, keys: Float[Tensor, "B G D"], values: Float[Tensor, "B G Dv"], row_tokens: Int[Tensor, "B"]
+    ) -> None:
+        """Take one token per row, its last of `row_tokens`. Between rare events this is a write, and an update of one page per segment."""
         event = self._quiet_steps == 0
         self._quiet_steps -= 1
         if event:
             self._make_room()
-        append(self.kv, keys, values)
+        append(self.kv, keys, values, row_tokens)
         if self.candidates is not None:
             append_newest(self.candidates, self.kv)
         if event:
@@ -134,6 +136,8 @@ class RaggedLayer:
     def tensors(self) -> list[Tensor]:
         """Every tensor that is held."""
         held = [self.kv.keys, self.kv.values, self.kv.starts, self.kv.lengths, self.kv.capacities]
+        if self.kv.positions is not None:
+            held.append(self.kv.positions)
         if self.candidates is not None:
             held += [self.candidates.slots, self.candidates.starts, self.candidates.lengths, self.candidates.capacities]
         for group in self.groups:

@@ -15,7 +15,8 @@ class CacheReport:
 
     `kept_tokens` is the mean over layers and KV heads of what is stored for each row. `step_bytes` is what the last
     decode step read. `full_cache_bytes` is what keys and values of every token seen would take. `floors` names the
-    rows' lower bounds that decided how many tokens were kept.
+    rows' lower bounds that decided how many tokens were kept. `equivalent_tokens` is the budget that a row costs where
+    its policy keeps what it keeps whatever the budget (DuoAttention), None for others.
     """
 
     tokens_seen: list[int]
@@ -28,6 +29,7 @@ class CacheReport:
     dense_steps: int
     evicted_tokens: int
     floors: list[tuple[str, ...]]
+    equivalent_tokens: list[float | None]
 
     @property
     def kept_fraction(self) -> float:
@@ -42,13 +44,16 @@ class CacheReport:
         kept = ", ".join(f"{kept:.0f} of {seen}" for kept, seen in zip(self.kept_tokens, self.tokens_seen, strict=True))
         lines = [
             f"tokens kept      {kept}",
-            f"bytes held       {self.cache_bytes:,} ({100 * self.kept_fraction:.1f} % of a full cache's {self.full_cache_bytes:,})",
+            f"bytes held       {self.cache_bytes:,}, {100 * self.kept_fraction:.1f} % of a full cache's {self.full_cache_bytes:,}",
             f"bytes per step   {self.step_bytes:,}",
             f"decode steps     {self.sparse_steps} sparse, {self.dense_steps} dense (all layers)",
         ]
         floors = sorted({floor for row in self.floors for floor in row})
         if floors:
             lines.append(f"floors           kept tokens are at their least because of the {' and the '.join(floors)}")
+        if any(tokens is not None for tokens in self.equivalent_tokens):
+            words = ", ".join("-" if tokens is None else f"{tokens:,.0f}" for tokens in self.equivalent_tokens)
+            lines.append(f"equal budget     {words} tokens per KV head: the full heads decide it, not the budget")
         if self.kept_fraction > 1 and self.sparse_steps:
             lines.append("note             page bounds outweigh what was evicted: a smaller budget would hold less")
         return "\n".join(lines)
@@ -71,4 +76,11 @@ def report_of(states: Sequence[LayerCache]) -> CacheReport:
         dense_steps=sum(state.counters.dense_steps for state in held),
         evicted_tokens=sum(state.counters.evicted_tokens for state in held),
         floors=[plan.floors for plan in held[0].plans] if held else [],
+        equivalent_tokens=_equivalent_tokens(held[0]) if held else [],
     )
+
+
+def _equivalent_tokens(state: LayerCache) -> list[float | None]:
+    """Per row, for the prompt of its plan; a dense plan keeps everything, so that there is nothing to compare."""
+    pairs = zip(state.policies, state.plans, strict=False)  # no plans before the prompt has been read
+    return [None if plan.dense else policy.slots[0].equivalent_tokens(plan.context_tokens) for policy, plan in pairs]

@@ -22,18 +22,24 @@ def headroom(lengths: Int[Tensor, "B G"]) -> Int[Tensor, "B G"]:
     return lengths + (lengths // 16).clamp(min=GROWTH_TOKENS)
 
 
-def pack(
-    keys: Float[Tensor, "B G C D"], values: Float[Tensor, "B G C Dv"], keep: Bool[Tensor, "B G C"]
-) -> RaggedKV:
+def pack(keys: Float[Tensor, "B G C D"], values: Float[Tensor, "B G C Dv"], keep: Bool[Tensor, "B G C"]) -> RaggedKV:
     """A new store that holds the columns where `keep` is True, in position order, with room to grow."""
     lengths = keep.sum(-1)
     capacities = headroom(lengths)
     starts = segment_starts(capacities)
-    kv = RaggedKV(keys.new_empty(int(capacities.sum()), keys.shape[-1]),
-                  values.new_empty(int(capacities.sum()), values.shape[-1]), starts, lengths, capacities)  # fmt: skip
+    kv = RaggedKV(
+        keys.new_empty(int(capacities.sum()), keys.shape[-1]),
+        values.new_empty(int(capacities.sum()), values.shape[-1]),
+        starts,
+        lengths,
+        capacities,
+    )
     target = segment_index(starts, lengths)
     kv.keys[target] = keys[keep]
     kv.values[target] = values[keep]
+    if positions is not None:
+        kv.positions = positions.new_empty(kv.keys.shape[0])
+        kv.positions[target] = positions[keep]
     return kv
 
 
@@ -47,11 +53,18 @@ def choose(keep: Bool[Tensor, "B G C"], stored: Bool[Tensor, "B G C"]) -> Candid
     return Candidates(slots, starts, lengths, capacities)
 
 
-def append(kv: RaggedKV, keys: Float[Tensor, "B G D"], values: Float[Tensor, "B G Dv"]) -> None:
-    """Write one token per segment behind its last one, in place. There must be room (`grow`)."""
+def append(
+    kv: RaggedKV, keys: Float[Tensor, "B G D"], values: Float[Tensor, "B G Dv"], row_tokens: Int[Tensor, "B"]
+) -> None:
+    """Write one token per segment behind its last one, in place; it is its row's last of `row_tokens`.
+
+    There must be room (`grow`).
+    """
     slot = kv.starts + kv.lengths
     kv.keys[slot] = keys
     kv.values[slot] = values
+    if kv.positions is not None:
+        kv.positions[slot] = row_tokens[:, None] - 1
     kv.lengths = kv.lengths + 1
 
 
@@ -84,8 +97,10 @@ def _moved(
     fresh = segment_starts(capacities)
     source, target = segment_index(starts, lengths), segment_index(fresh, lengths)
     moved = {}
-    for name in ("slots",) if isinstance(table, Candidates) else ("keys", "values"):
+    for name in ("slots",) if isinstance(table, Candidates) else ("keys", "values", "positions"):
         old = getattr(table, name)
+        if old is None:
+            continue
         moved[name] = old.new_empty(int(capacities.sum()), *old.shape[1:])
         moved[name][target] = old[source]
     return replace(table, starts=fresh, lengths=lengths, capacities=capacities, **moved)
@@ -133,7 +148,9 @@ def right_aligned(
         if valid is None:
             out[:, :, columns - tail :] = added
         else:
-            out[:, :, columns - tail :] = torch.where(valid[:, None, new - tail :, None], added, out[:, :, columns - tail :])
+            out[:, :, columns - tail :] = torch.where(
+                valid[:, None, new - tail :, None], added, out[:, :, columns - tail :]
+            )
         merged.append(out)
     return merged[0], merged[1], counts
 

@@ -21,13 +21,21 @@ def check_model(model: Any) -> None:
     """Raise UnsupportedModelError, by name, for a model whose attention cannot be served."""
     config, kind = decoder_config(model), type(model).__name__
     if not model._can_set_attn_implementation():
-        raise UnsupportedModelError(f"{kind} does not use transformers' attention interface: its attention cannot be replaced")
+        raise UnsupportedModelError(
+            f"{kind} does not use transformers' attention interface: its attention cannot be replaced"
+        )
     if getattr(config, "kv_lora_rank", None):
-        raise UnsupportedModelError(f"{kind} caches latents (MLA), not keys and values per head: it cannot be compressed here")
+        raise UnsupportedModelError(
+            f"{kind} caches latents (MLA), not keys and values per head: it cannot be compressed here"
+        )
     if getattr(config, "attn_logit_softcapping", None):
-        raise UnsupportedModelError(f"{kind} caps its attention logits (softcap), which compressed caches do not compute")
+        raise UnsupportedModelError(
+            f"{kind} caps its attention logits (softcap), which compressed caches do not compute"
+        )
     if model.config.is_encoder_decoder:
-        raise UnsupportedModelError(f"{kind} is an encoder-decoder: only decoder-only models have the cache compressed here")
+        raise UnsupportedModelError(
+            f"{kind} is an encoder-decoder: only decoder-only models have the cache compressed here"
+        )
 
 
 def is_attached(config: Any) -> bool:
@@ -51,7 +59,9 @@ def attach(model: Any) -> Iterator[Any]:
     if _COUNTS.get(key, 0) == 0:
         base = config._attn_implementation or "sdpa"
         if base == "flex_attention" or base.startswith("paged"):
-            raise UnsupportedModelError(f"attention {base!r} cannot stay beneath a compressed cache: load the model with sdpa")
+            raise UnsupportedModelError(
+                f"attention {base!r} cannot stay beneath a compressed cache: load the model with sdpa"
+            )
         BASES[key] = base
         config._attn_implementation = NAME
     _COUNTS[key] = _COUNTS.get(key, 0) + 1

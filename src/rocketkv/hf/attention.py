@@ -28,7 +28,7 @@ def base_attention(module: torch.nn.Module) -> Any:
     """The attention function that `module` would call if its model were not attached."""
     name = BASES[id(module.config)]
     if name == "eager":
-        return sys.modules[type(module).__module__].eager_attention_forward  # type: ignore[attr-defined]
+        return sys.modules[type(module).__module__].eager_attention_forward
     return ALL_ATTENTION_FUNCTIONS[name]
 
 
@@ -50,7 +50,7 @@ def attention_function(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Attention of rotated query [B, H, q, D] over key, value [B, G, q, D]; returns [B, q, H, Dv] and weights or None."""
+    """Attention of rotated query [B, H, q, D] over key, value [B, G, q, D] -> [B, q, H, Dv], weights or None."""
     layer = handed_over(key, kwargs)
     base = base_attention(module)
     if layer is None:
@@ -92,7 +92,9 @@ def new_tokens_valid(mask: torch.Tensor | None, new: int) -> torch.Tensor | None
     if bool(valid.all()):
         return None
     if not bool((valid[:, :-1] <= valid[:, 1:]).all()):
-        raise ValueError("the prompt is padded on the right or has holes: pad on the left (tokenizer.padding_side='left')")
+        raise ValueError(
+            "the prompt is padded on the right or has holes: pad on the left (tokenizer.padding_side='left')"
+        )
     return valid
 
 

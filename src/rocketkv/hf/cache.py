@@ -9,6 +9,7 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
 
 from rocketkv.cache.layer import LayerCache
+from rocketkv.cache.observer import Observer
 from rocketkv.cache.report import CacheReport, report_of
 from rocketkv.hf.attach import check_model, decoder_config, is_attached
 from rocketkv.hf.compat import CACHE_ARGUMENT, hand_over
@@ -40,7 +41,9 @@ class CompressedLayer(CacheLayerMixin):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if self.waiting:
-            raise NotAttachedError("the model did not use the compressed cache it was given: call it inside rocketkv.attach")
+            raise NotAttachedError(
+                "the model did not use the compressed cache it was given: call it inside rocketkv.attach"
+            )
         self.is_initialized = True
         self.waiting = True
         hand_over(self, key_states, kwargs.get("kwargs"))
@@ -78,7 +81,9 @@ class CompressedLayer(CacheLayerMixin):
 
     def crop(self, tokens_to_remove: int) -> None:
         if tokens_to_remove != 0:
-            raise ValueError("a compressed cache cannot be cropped: evicted tokens do not come back; start from a new cache")
+            raise ValueError(
+                "a compressed cache cannot be cropped: evicted tokens do not come back; start from a new cache"
+            )
 
 
 class CompressedCache(Cache):
@@ -89,6 +94,7 @@ class CompressedCache(Cache):
         policy: one for all rows, or one for each row of the batch.
         planned_new_tokens: N of the plan: a generation length the caller plans for; 0 unless given. No stop limit.
         share_prompt: the first prompt is read once, as a batch of one; at its end every policy gets a row of its own.
+        keep_positions: note which token of its row each stored one is, for diagnostics (8 bytes per token and KV head).
         backend: which implementation of the ops runs ("auto", "reference").
 
     Raises:
@@ -102,11 +108,14 @@ class CompressedCache(Cache):
         *,
         planned_new_tokens: int = 0,
         share_prompt: bool = False,
+        keep_positions: bool = False,
         backend: str = "auto",
     ) -> None:
         check_model(model)
         if planned_new_tokens < 0:
-            raise ValueError(f"planned_new_tokens={planned_new_tokens} is below 0: give the number of tokens to plan for")
+            raise ValueError(
+                f"planned_new_tokens={planned_new_tokens} is below 0: give the number of tokens to plan for"
+            )
         policies = (policy,) if isinstance(policy, Policy) else tuple(policy)
         if not policies:
             raise ValueError("no policy was given: give one, or one for each row of the batch")
@@ -114,11 +123,19 @@ class CompressedCache(Cache):
         layers = DynamicCache(config=self.config).layers
         full = [number for number, layer in enumerate(layers) if type(layer) is DynamicLayer]
         if not full:
-            raise UnsupportedModelError(f"{type(model).__name__} has no full-attention layer: there is nothing to compress")
+            raise UnsupportedModelError(
+                f"{type(model).__name__} has no full-attention layer: there is nothing to compress"
+            )
         self.on_prompt_layer: Callable[[int, int], None] | None = None
         for place, number in enumerate(full):
-            state = LayerCache(policies, layer=place, layers=len(full), planned_new_tokens=planned_new_tokens,
-                               share_prompt=share_prompt, backend=backend)  # fmt: skip
+            state = LayerCache(
+                policies,
+                layer=place,
+                layers=len(full),
+                planned_new_tokens=planned_new_tokens,
+                share_prompt=share_prompt,
+                backend=backend,
+            )
             layers[number] = CompressedLayer(state, self._prompt_read(number, len(layers)))
         super().__init__(layers=layers)
         self.states = [layers[number].state for number in full]
@@ -126,15 +143,20 @@ class CompressedCache(Cache):
 
     @property
     def kwargs(self) -> dict[str, Any]:
-        """The cache under the argument name that this version of transformers uses: `model.generate(**cache.kwargs)`."""
+        """The cache under the name that this transformers version uses: `model.generate(**cache.kwargs)`."""
         return {CACHE_ARGUMENT: self}
 
     def begin_prefill(self, total_tokens: int) -> None:
-        """Announce a prompt of `total_tokens` columns that will come in several forwards; eviction waits for its end."""
+        """Announce a prompt of `total_tokens` columns in several forwards; eviction waits for its end."""
         if total_tokens < 1:
             raise ValueError(f"total_tokens={total_tokens} is below 1: give the columns of the whole prompt")
         for state in self.states:
             state.announced_columns = total_tokens
+
+    def observe_steps(self, observer: Observer | None) -> None:
+        """Show every decode step of every compressed layer to `observer`; None ends that."""
+        for state in self.states:
+            state.observer = observer
 
     def report(self) -> CacheReport:
         """Tokens seen and kept, bytes held, bytes a full cache would hold, bytes read per step, and counters."""
@@ -142,13 +164,15 @@ class CompressedCache(Cache):
 
     def update(self, key_states: Any, value_states: Any, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
         if not is_attached(self.config):
-            raise NotAttachedError("the model is not attached, so it would ignore the compression: call it inside rocketkv.attach")
+            raise NotAttachedError(
+                "the model is not attached, so it would ignore the compression: call it inside rocketkv.attach"
+            )
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
 
     def activate_past_recording(self) -> None:
         raise ValueError(
-            "assisted decoding (assistant_model, prompt_lookup_num_tokens) takes tokens back, and an evicted token does "
-            "not come back: generate without it, or with the model's own cache"
+            "assisted decoding (assistant_model, prompt_lookup_num_tokens) takes tokens back, and an evicted token "
+            "does not come back: generate without it, or with the model's own cache"
         )
 
     def _prompt_read(self, number: int, layers: int) -> Callable[[], None]:

@@ -9,11 +9,18 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import transformers
+from packaging.version import Version
 from torch import Tensor
 from transformers import masking_utils
 
-CACHE_ARGUMENT = "cache" if "cache" in inspect.signature(masking_utils.create_causal_mask).parameters else "past_key_values"
+CACHE_ARGUMENT = (
+    "cache" if "cache" in inspect.signature(masking_utils.create_causal_mask).parameters else "past_key_values"
+)
 """What forwards and generate call the cache."""
+
+CHUNKS_LATER_TURNS = Version(transformers.__version__) >= Version("5.23")
+"""Whether generate's chunked prefill skips what the cache has seen; before, it feeds the whole conversation again."""
 
 _KEY = "rocketkv_layer"
 

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import transformers
 
 from rocketkv.hf.attach import attach
 from rocketkv.hf.cache import CompressedCache
+from rocketkv.hf.compat import CHUNKS_LATER_TURNS
 from rocketkv.policies.base import Policy
 
 ASSISTED = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")
@@ -28,22 +30,31 @@ def generate(
     Args:
         policy: one for all rows, or one for each row of the batch.
         cache: a cache to continue, from an earlier turn, or one to look at afterwards; a new one if not given. On later
-            turns pass the whole conversation as `input_ids`, or the new tokens with an `attention_mask` over all of it.
+            turns pass the whole conversation as `input_ids`, or the new tokens with a mask over all of it.
         planned_new_tokens: N of the plan, 0 unless a generation length is planned. It is not the stop limit.
         kwargs: as for transformers' generate. A chunked prefill (`prefill_chunk_size`) is announced to the cache.
 
     Raises:
-        ValueError: for assisted decoding, which a cache that evicts cannot take back, and for a cache of another policy.
+        ValueError: for assisted decoding, whose tokens cannot be taken back, and for a cache of another policy.
     """
     config = kwargs.get("generation_config") or model.generation_config
     for name in ASSISTED:
         if kwargs.get(name) is not None or getattr(config, name, None) is not None:
-            raise ValueError(f"{name}: assisted decoding takes tokens back, and an evicted token does not come back: leave it out")
+            raise ValueError(
+                f"{name}: assisted decoding takes tokens back, and an evicted token does not come back: leave it out"
+            )
     if cache is None:
         cache = CompressedCache(model, policy, planned_new_tokens=planned_new_tokens, backend=backend)
     elif cache.states[0].given_policies != ((policy,) if isinstance(policy, Policy) else tuple(policy)):
-        raise ValueError("the cache was made for another policy than the one given: pass the same, or leave the cache out")
+        raise ValueError(
+            "the cache was made for another policy than the one given: pass the same, or leave the cache out"
+        )
     if kwargs.get("prefill_chunk_size") or getattr(config, "prefill_chunk_size", None):
+        if cache.get_seq_length() > 0 and not CHUNKS_LATER_TURNS:
+            raise ValueError(
+                f"prefill_chunk_size on a later turn needs transformers 5.23, this is {transformers.__version__}, which "
+                "would read the whole conversation again: leave it out on this turn"
+            )
         cache.begin_prefill(_new_columns(kwargs, cache.get_seq_length()))
     with attach(model):
         return model.generate(**kwargs, **cache.kwargs)

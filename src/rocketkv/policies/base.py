@@ -63,7 +63,7 @@ class Step:
         return torch.where(lengths <= self.budget_tokens[:, None], lengths, read_tokens[:, None].clamp(max=lengths))
 
     def keys(self) -> tuple[Float[Tensor, "B G T D"], Bool[Tensor, "B G T"]]:
-        """Padded keys of all candidates and which are real: the cost of an oracle, or of a one-dimension-at-a-time read."""
+        """Padded keys of all candidates and which are real: what an oracle reads."""
         ordinals, held = padded_index(torch.zeros_like(self.lengths), self.lengths, int(self.lengths.max()))
         index = self.kv.starts[..., None] + self.slots(ordinals)
         return self.kv.keys[index].masked_fill(~held[..., None], 0), held
@@ -102,6 +102,15 @@ class Evictor(ABC):
     def retains(self) -> bool:
         """Whether what is not kept stays in the store and may be chosen again by a later prompt (several turns)."""
         return False
+
+    @property
+    def own_budget_tokens(self) -> int | None:
+        """The budget that belongs to the evictor's own settings; None where it has none, and one must be given."""
+        return None
+
+    def equivalent_tokens(self, context_tokens: int) -> float | None:
+        """Mean tokens kept per KV head for a prompt, where the budget does not decide that; None where it does."""
+        return None
 
     @abstractmethod
     def keep(self, prompt: Prompt, kept_tokens: Int[Tensor, "B"]) -> Bool[Tensor, "B G C"]:
@@ -148,7 +157,9 @@ class Policy(ABC):
     def __post_init__(self) -> None:
         check_budget_tokens(self.budget_tokens)
         if self.skip_layers < 0:
-            raise ValueError(f"skip_layers={self.skip_layers} is below 0: give the number of leading layers to leave whole")
+            raise ValueError(
+                f"skip_layers={self.skip_layers} is below 0: give the number of leading layers to leave whole"
+            )
 
     @property
     @abstractmethod
@@ -169,8 +180,14 @@ class Policy(ABC):
     def plan(self, context_tokens: int, *, head_dim: int, new_tokens: int = 0) -> Plan:
         """What a row of `context_tokens` keeps and reads. Raises ValueError when an argument is out of range."""
         evictor, _ = self.slots
-        return make_plan(context_tokens, budget_tokens=self.budget_tokens, head_dim=head_dim, new_tokens=new_tokens,
-                         window_tokens=evictor.observes, split=self.fixed_split)  # fmt: skip
+        return make_plan(
+            context_tokens,
+            budget_tokens=self.budget_tokens,
+            head_dim=head_dim,
+            new_tokens=new_tokens,
+            window_tokens=evictor.observes,
+            split=self.fixed_split,
+        )
 
     @property
     def fixed_split(self) -> float | None:

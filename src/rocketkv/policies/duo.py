@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
 
 from rocketkv.policies.base import Evictor, Prompt
+from rocketkv.policies.errors import PolicyMisfitError
+from rocketkv.policies.head_pattern import HeadPattern, Table, read_pattern
 from rocketkv.policies.streaming import sinks_and_recent
 from rocketkv.types import Bool, Int, Tensor
 
@@ -15,42 +17,58 @@ from rocketkv.types import Bool, Int, Tensor
 @final
 @dataclass(frozen=True)
 class DuoHeads(Evictor):
-    """Head by head: those whose pattern value reaches the threshold keep all, the others `sink` and `recent` tokens.
+    """Head by head: those whose pattern value reaches the threshold keep all, the others sink and recent tokens.
 
     Args:
-        pattern: per compressed layer and KV head, 0 (streaming) to 1 (retrieval); from a file in the published format,
-            or calibrated by `rocketkv calibrate duo`.
+        pattern: per compressed layer and KV head, 0 (streaming) to 1 (retrieval), with sink and recent sizes; from a
+            file in the published format, or calibrated by `rocketkv calibrate duo`. A bare table has the usual sizes.
         threshold: pattern value from which a head is a retrieval head.
+        sink_tokens, recent_tokens: instead of the pattern's own.
 
     The budget does not bind it: its cost is that of its full heads. `equivalent_tokens` says which budget that is.
     """
 
-    pattern: tuple[tuple[float, ...], ...]
+    pattern: HeadPattern | Table
     threshold: float = 0.5
-    sink_tokens: int = 128
-    recent_tokens: int = 256
+    sink_tokens: int | None = None
+    recent_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        if any(not 0 <= value <= 1 for row in self.pattern for value in row):
-            raise ValueError("a head pattern has a value outside 0 to 1: give a table of layers x KV heads in that range")
-        if self.sink_tokens < 0 or self.recent_tokens < 1:
-            raise ValueError(f"sink_tokens={self.sink_tokens}, recent_tokens={self.recent_tokens}: give at least 0 and 1")
+        pattern = HeadPattern(self.pattern) if isinstance(self.pattern, tuple) else self.pattern
+        given = {"sink_tokens": self.sink_tokens, "recent_tokens": self.recent_tokens}
+        pattern = replace(pattern, **{name: tokens for name, tokens in given.items() if tokens is not None})
+        object.__setattr__(self, "pattern", pattern)
+
+    @staticmethod
+    def load_pattern(path: str) -> HeadPattern:
+        """The option `pattern` as text: a folder or a table in the published form. Raises ValueError in one line."""
+        return read_pattern(path)
+
+    @property
+    def heads(self) -> HeadPattern:
+        """The pattern with the sizes that hold."""
+        assert not isinstance(self.pattern, tuple)
+        return self.pattern
+
+    @property
+    def own_budget_tokens(self) -> int:
+        return self.heads.sink_tokens + self.heads.recent_tokens
 
     def keep(self, prompt: Prompt, kept_tokens: Int[Tensor, "B"]) -> Bool[Tensor, "B G C"]:
-        if prompt.layers != len(self.pattern) or prompt.keys.shape[1] != len(self.pattern[0]):
-            raise ValueError(
-                f"the head pattern is {len(self.pattern)} layers x {len(self.pattern[0])} KV heads, the model has "
+        pattern = self.heads
+        if (prompt.layers, prompt.keys.shape[1]) != (pattern.layers, pattern.kv_heads):
+            raise PolicyMisfitError(
+                f"the head pattern is {pattern.layers} layers x {pattern.kv_heads} KV heads, the model has "
                 f"{prompt.layers} x {prompt.keys.shape[1]}: use a pattern made for this model"
             )
         device, columns = prompt.keys.device, prompt.keys.shape[2]
-        retrieval = torch.tensor(self.pattern[prompt.layer], device=device) >= self.threshold  # [G]
-        fixed = [torch.full_like(kept_tokens, tokens) for tokens in (self.sink_tokens, self.recent_tokens)]
+        retrieval = torch.tensor(pattern.values[prompt.layer], device=device) >= self.threshold  # [G]
+        fixed = [torch.full_like(kept_tokens, tokens) for tokens in (pattern.sink_tokens, pattern.recent_tokens)]
         held = torch.arange(columns, device=device) >= columns - prompt.counts[..., None]
         return torch.where(retrieval[:, None], held, sinks_and_recent(prompt, *fixed))
 
     def equivalent_tokens(self, context_tokens: int) -> float:
-        """Mean tokens kept per KV head for a prompt of `context_tokens`: the budget that this pattern costs."""
-        streaming = min(self.sink_tokens + self.recent_tokens, context_tokens)
-        values = [value for row in self.pattern for value in row]
+        streaming = min(self.own_budget_tokens, context_tokens)
+        values = [value for row in self.heads.values for value in row]
         full = sum(value >= self.threshold for value in values) / len(values)
         return full * context_tokens + (1 - full) * streaming

@@ -61,8 +61,18 @@ class FullKV(Policy):
 
     def plan(self, context_tokens: int, *, head_dim: int, new_tokens: int = 0) -> Plan:
         total = context_tokens + new_tokens
-        return Plan(context_tokens, new_tokens, total, head_dim, dense=True, split=0.0, kept_tokens=context_tokens,
-                    page_tokens=1, rank=head_dim, read_tokens=total)  # fmt: skip
+        return Plan(
+            context_tokens,
+            new_tokens,
+            total,
+            head_dim,
+            dense=True,
+            split=0.0,
+            kept_tokens=context_tokens,
+            page_tokens=1,
+            rank=head_dim,
+            read_tokens=total,
+        )
 
     def with_budget(self, budget_tokens: int) -> Policy:
         return self

@@ -25,7 +25,9 @@ class HybridTopK(Selector):
 
     def __post_init__(self) -> None:
         if self.sink_tokens < 0 or self.local_tokens < 0:
-            raise ValueError(f"sink_tokens={self.sink_tokens}, local_tokens={self.local_tokens}: give 0 or more of each")
+            raise ValueError(
+                f"sink_tokens={self.sink_tokens}, local_tokens={self.local_tokens}: give 0 or more of each"
+            )
 
     def layout(self, budget_tokens: int, tokens: int) -> tuple[int, int] | None:
         return page_tokens_for(tokens, budget_tokens), 2 * tokens

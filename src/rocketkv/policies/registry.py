@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from rocketkv.budget import MIN_BUDGET_TOKENS
 from rocketkv.policies.adakv import AdaKV
 from rocketkv.policies.base import Evictor, Policy, Selector
 from rocketkv.policies.duo import DuoHeads
@@ -60,7 +61,7 @@ def make_policy(name: str, budget_tokens: int | None = None, **options: Any) -> 
 
     Args:
         name: one of `policy_names()`, or an evictor and a selector joined by "+".
-        budget_tokens: t; Full-KV has none.
+        budget_tokens: t; Full-KV has none, and DuoAttention on its own has one of its own: sink and recent tokens.
         options: fields of the policy, its evictor or its selector, as values or as text (`split="0.5"`). A field that
             both slots have is given as `evictor.sink_tokens` or `selector.sink_tokens`.
 
@@ -72,9 +73,11 @@ def make_policy(name: str, budget_tokens: int | None = None, **options: Any) -> 
     chosen = _distribute(name, options, make, parts)
     if make is FullKV:
         return FullKV()
+    built = {slot: _build(name, part, settings | chosen[slot]) for slot, (part, settings) in parts.items()}
+    if budget_tokens is None and built["selector"].reads_all and built["evictor"].own_budget_tokens is not None:
+        budget_tokens = max(built["evictor"].own_budget_tokens, MIN_BUDGET_TOKENS)
     if budget_tokens is None:
         raise ValueError(f"policy {name!r} needs a budget: give budget_tokens (256 is a good start)")
-    built = {slot: _build(name, part, settings | chosen[slot]) for slot, (part, settings) in parts.items()}
     if make is Composed:
         built["label"] = name
     return make(budget_tokens=budget_tokens, **built, **chosen["policy"])
@@ -104,7 +107,9 @@ def _free_options(owner: Any) -> list[str]:
 def _build(name: str, part: Any, settings: dict[str, Any]) -> Any:
     missing = [field for field in required_of(part) if field not in settings]
     if missing:
-        raise ValueError(f"policy {name!r} needs the option {missing[0]!r}, a file: `rocketkv calibrate` makes one for a model")
+        raise ValueError(
+            f"policy {name!r} needs the option {missing[0]!r}, a file: `rocketkv calibrate` makes one for a model"
+        )
     return part(**settings)
 
 
@@ -137,7 +142,9 @@ def _distribute(
             known = {option for owner in owners.values() for option in _free_options(owner)}
             raise ValueError(f"policy {name!r} has no option {key!r}: did you mean {_near(field, known)}?")
         if len(having) > 1:
-            raise ValueError(f"option {key!r} is in both {' and '.join(having)}: give {having[0]}.{key} or {having[1]}.{key}")
+            raise ValueError(
+                f"option {key!r} is in both {' and '.join(having)}: give {having[0]}.{key} or {having[1]}.{key}"
+            )
         chosen[having[0]][field] = convert(owners[having[0]], field, value)
     return chosen
 

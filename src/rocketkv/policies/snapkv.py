@@ -53,10 +53,8 @@ class SnapKV(Evictor):
         return pool(scores, self.pool_tokens, self.pooling)
 
 
-def own_columns(
-    prompt: Prompt, kept_tokens: Int[Tensor, "B"]
-) -> tuple[Bool[Tensor, "B G C"], Int[Tensor, "B"]]:
-    """The columns of the window's own tokens, and how many they are: the window, or what a smaller budget leaves of it."""
+def own_columns(prompt: Prompt, kept_tokens: Int[Tensor, "B"]) -> tuple[Bool[Tensor, "B G C"], Int[Tensor, "B"]]:
+    """The columns of the window's own tokens, and how many those are (never more than the budget)."""
     assert prompt.query_counts is not None
     own = torch.minimum(prompt.query_counts, kept_tokens)  # [B]
     columns = prompt.keys.shape[2]
@@ -66,7 +64,7 @@ def own_columns(
 
 
 def pool(scores: Float[Tensor, "B G C"], width: int, kind: str) -> Float[Tensor, "B G C"]:
-    """Max or mean over `width` neighbouring candidates (stride 1, as many outputs); no-candidates stay minus infinity."""
+    """Max or mean over `width` neighbouring candidates, stride 1; no-candidates stay minus infinity."""
     candidate = scores > -torch.inf
     if kind == "max":
         pooled = torch.nn.functional.max_pool1d(scores, width, stride=1, padding=width // 2)

@@ -1,4 +1,4 @@
-"""SparQ (Ribar et al., ICML 2024, arXiv:2312.04985): keep all, estimate by the largest query dimensions of every key."""
+"""SparQ (Ribar et al., ICML 2024, arXiv:2312.04985): keep all, estimate by few dimensions of every key."""
 
 from __future__ import annotations
 

@@ -24,7 +24,9 @@ class Streaming(Evictor):
 
     def __post_init__(self) -> None:
         if self.sink_tokens < 0:
-            raise ValueError(f"sink_tokens={self.sink_tokens} is below 0: give the number of first tokens to keep, 4 is usual")
+            raise ValueError(
+                f"sink_tokens={self.sink_tokens} is below 0: give the number of first tokens to keep, 4 is usual"
+            )
 
     def keep(self, prompt: Prompt, kept_tokens: Int[Tensor, "B"]) -> Bool[Tensor, "B G C"]:
         recent = (kept_tokens - self.sink_tokens).clamp(min=0)

@@ -27,9 +27,7 @@ class TOVA(Evictor):
 
     def keep(self, prompt: Prompt, kept_tokens: Int[Tensor, "B"]) -> Bool[Tensor, "B G C"]:
         window_scores = op("window_scores", "window_scores", prompt.backend)
-        scores = window_scores(
-            prompt.queries, prompt.query_counts, prompt.keys, prompt.counts, scaling=prompt.scaling
-        )
+        scores = window_scores(prompt.queries, prompt.query_counts, prompt.keys, prompt.counts, scaling=prompt.scaling)
         heads, columns = scores.shape[1:]
         assert prompt.query_counts is not None
         newest = torch.arange(columns, device=scores.device) >= columns - prompt.query_counts[:, None, None]

@@ -37,5 +37,7 @@ def attend_prompt(
         stop = min(start + block, new)
         stands_at = torch.arange(columns - new + start, columns - new + stop, device=q.device)[:, None]
         mask = (column >= first) & (column <= torch.maximum(stands_at, first))  # [BG, 1, q, C]
-        parts.append(scaled_dot_product_attention(flat_q[:, :, start:stop], flat_k, flat_v, attn_mask=mask, scale=scaling))
+        parts.append(
+            scaled_dot_product_attention(flat_q[:, :, start:stop], flat_k, flat_v, attn_mask=mask, scale=scaling)
+        )
     return torch.cat(parts, dim=2).view(batch, heads, group, new, -1)

@@ -50,9 +50,7 @@ def build_page_bounds(
     return bounds
 
 
-def update_page_bounds(
-    bounds: PageBounds, keys: Float[Tensor, "B G D"], ordinals: Int[Tensor, "B G"]
-) -> None:
+def update_page_bounds(bounds: PageBounds, keys: Float[Tensor, "B G D"], ordinals: Int[Tensor, "B G"]) -> None:
     """Take one new candidate key per segment into its page's bounds, in place.
 
     `ordinals[b, g]` is the new token's place among the candidates: a multiple of the page size opens a new page.

@@ -18,7 +18,7 @@ def window_scores(
     """Attention mass of the window queries on every candidate, summed over the window and the group.
 
     Args:
-        queries: rotated queries of the prompt's last W tokens, right-aligned; the last `query_counts[b]` of row b count.
+        queries: rotated queries of the prompt's last W tokens, right-aligned; the last `query_counts[b]` count.
         keys: rotated keys of all candidates in position order, right-aligned; the last `key_counts[b, g]` count, and
             the window's own tokens are the last `query_counts[b]` of them.
         scaling: what the model multiplies its logits by.
