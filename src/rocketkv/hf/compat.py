@@ -10,7 +10,6 @@ import inspect
 from typing import Any
 
 import transformers
-from packaging.version import Version
 from torch import Tensor
 from transformers import masking_utils
 
@@ -19,7 +18,7 @@ CACHE_ARGUMENT = (
 )
 """What forwards and generate call the cache."""
 
-CHUNKS_LATER_TURNS = Version(transformers.__version__) >= Version("5.23")
+CHUNKS_LATER_TURNS = tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 23)
 """Whether generate's chunked prefill skips what the cache has seen; before, it feeds the whole conversation again."""
 
 _KEY = "rocketkv_layer"
