@@ -89,9 +89,7 @@ def deepseek() -> torch.nn.Module:
 
 
 def gpt_oss() -> torch.nn.Module:
-    config = GptOssConfig(
-        **COMMON, head_dim=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=24
-    )
+    config = GptOssConfig(**COMMON, head_dim=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=24)
     return GptOssForCausalLM(config)
 
 
@@ -151,3 +149,12 @@ def test_a_cache_of_another_policy_is_refused() -> None:
     cache = CompressedCache(model, POLICY)
     with pytest.raises(ValueError, match="another policy"):
         rocketkv.generate(model, POLICIES["rocketkv"](48), cache=cache, input_ids=prompt(60), **greedy(3))
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_row_without_a_single_token_is_refused(attention: str) -> None:
+    model = tiny_model("llama", attention=attention)
+    mask = torch.ones(2, 60, dtype=torch.long)
+    mask[1] = 0
+    with pytest.raises(ValueError, match="row 1 of the batch holds no token"):
+        rocketkv.generate(model, POLICY, input_ids=prompt(60, rows=2), attention_mask=mask, **greedy(3))

@@ -218,6 +218,10 @@ class LayerCache:
         if len(self.row_tokens) < len(self.policies):  # a shared prompt: every policy gets its row now
             self.row_tokens = self.row_tokens.expand(len(self.policies)).clone()
         head_dim = (self._prompt[0] if self._prompt is not None else self.held.keys).shape[-1]  # type: ignore[union-attr]
+        if empty := (self.row_tokens == 0).nonzero()[:, 0].tolist():
+            raise ValueError(
+                f"row {empty[0]} of the batch holds no token, its attention mask is all zeros: leave it out"
+            )
         self.counters.prompts += 1
         self.plans = [
             policy.plan(tokens, head_dim=head_dim, new_tokens=self.planned_new_tokens)
