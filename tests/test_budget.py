@@ -24,9 +24,7 @@ from support import spec
         (109000, 256, 128, 1360, 3, 72, 128),
     ],
 )
-def test_check_values(
-    context: int, budget: int, new: int, capacity: int, page: int, rank: int, read: int
-) -> None:
+def test_check_values(context: int, budget: int, new: int, capacity: int, page: int, rank: int, read: int) -> None:
     plan = make_plan(context, budget_tokens=budget, head_dim=128, new_tokens=new)
     found = plan.capacity_tokens, plan.page_tokens, plan.rank, plan.read_tokens
     assert found == (capacity, page, rank, read)
@@ -94,9 +92,7 @@ def test_floors_are_named() -> None:
 
 @settings(max_examples=300)
 @given(st.integers(17, 10**6), st.integers(16, 4096))
-def test_the_whole_exponent_on_eviction_keeps_the_budget_and_needs_no_floor(
-    context: int, budget: int
-) -> None:
+def test_the_whole_exponent_on_eviction_keeps_the_budget_and_needs_no_floor(context: int, budget: int) -> None:
     assume(context > budget)
     plan = make_plan(context, budget_tokens=budget, head_dim=64, window_tokens=4, split=1.0)
     assert plan.kept_tokens == budget

@@ -122,9 +122,7 @@ def test_two_models_of_one_config() -> None:
         compressed = rocketkv.generate(two, policy, input_ids=ids, **greedy(5))
         assert is_attached(config)
     assert torch.equal(alone.sequences, beside.sequences)
-    assert torch.equal(
-        compressed.sequences, rocketkv.generate(two, policy, input_ids=ids, **greedy(5)).sequences
-    )
+    assert torch.equal(compressed.sequences, rocketkv.generate(two, policy, input_ids=ids, **greedy(5)).sequences)
     with attach(one), attach(two):
         pass
     assert config._attn_implementation == "sdpa"

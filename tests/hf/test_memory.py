@@ -105,9 +105,7 @@ def test_peak_of_an_unchunked_prefill_is_the_evicted_layers_and_one_full_one(arc
     model = tiny_model(architecture)
     cache = CompressedCache(model, POLICIES["rocketkv"](40))
     live: list[tuple[int, list[int]]] = []
-    cache.on_prompt_layer = lambda layer, layers: live.append(
-        (layer, [state.held_bytes() for state in cache.states])
-    )
+    cache.on_prompt_layer = lambda layer, layers: live.append((layer, [state.held_bytes() for state in cache.states]))
     with attach(model), torch.no_grad():
         model(prompt(700), **cache.kwargs)
     full = cache.report().full_cache_bytes // len(cache.states)

@@ -18,9 +18,7 @@ LENGTHS = [130, 41, 64, 7, 40]
 """Evicted; sparse from the first step; evicted less; shorter than every window; sparse while answering."""
 
 
-def steps_of(
-    trace: Trace, ids: torch.Tensor, mask: torch.Tensor | None, answer: torch.Tensor
-) -> list[torch.Tensor]:
+def steps_of(trace: Trace, ids: torch.Tensor, mask: torch.Tensor | None, answer: torch.Tensor) -> list[torch.Tensor]:
     """Logits of the prompt's end and of every forced token."""
     return [trace.prompt(ids, mask), *(trace.step(answer[:, i : i + 1]) for i in range(answer.shape[1]))]
 
@@ -32,9 +30,7 @@ def assert_same_choices(batch: Trace, row: int, alone: Trace, shift: int) -> Non
     for (layer, _, head), columns in alone.kept.items():
         assert batch.kept[layer, row, head] == [column + shift for column in columns]
     for together, single in zip(batch.reads, alone.reads, strict=True):
-        assert {(layer, head) for layer, r, head in together if r == row} == {
-            (layer, h) for layer, _, h in single
-        }
+        assert {(layer, head) for layer, r, head in together if r == row} == {(layer, h) for layer, _, h in single}
         for (layer, _, head), columns in single.items():
             assert together[layer, row, head] == [column + shift for column in columns]
 
@@ -89,8 +85,7 @@ def test_beams_equal_beams_over_recomputed_histories(architecture: str, name: st
         answer = sequence[None, 90:]
         logits = steps_of(Trace(model, policy), ids, None, answer[:, :-1])
         total = sum(
-            float(step[0].log_softmax(-1)[token])
-            for step, token in zip(logits, answer[0].tolist(), strict=True)
+            float(step[0].log_softmax(-1)[token]) for step, token in zip(logits, answer[0].tolist(), strict=True)
         )
         assert total == pytest.approx(float(score), abs=1e-3)
 
@@ -109,9 +104,7 @@ EDITS = {
 }
 
 
-@pytest.mark.parametrize(
-    "lengths", [(100, 41, 30), (30, 20, 10), (38, 37, 30)], ids=["mixed", "dense", "turning"]
-)
+@pytest.mark.parametrize("lengths", [(100, 41, 30), (30, 20, 10), (38, 37, 30)], ids=["mixed", "dense", "turning"])
 @pytest.mark.parametrize("edit", EDITS)
 def test_editing_the_batch_moves_all_state(edit: str, lengths: tuple[int, ...]) -> None:
     model, policy = tiny_model("llama"), POLICIES["rocketkv"](40)
@@ -120,9 +113,7 @@ def test_editing_the_batch_moves_all_state(edit: str, lengths: tuple[int, ...]) 
     first, then = prompt(4, seed=8, rows=3), prompt(70, seed=9, rows=len(order))
     ids, mask = left_padded(rows)
 
-    def feed(
-        cache: CompressedCache, token: torch.Tensor, mask: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def feed(cache: CompressedCache, token: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         mask = torch.cat([mask, torch.ones(token.shape, dtype=mask.dtype)], 1)
         positions = (mask.cumsum(-1) - 1)[:, -token.shape[1] :]
         out = model(token, attention_mask=mask, position_ids=positions, **cache.kwargs).logits[:, -1]
@@ -175,9 +166,7 @@ def test_repeated_rows_do_not_share_memory() -> None:
 
 def test_each_row_may_have_its_own_policy() -> None:
     model = tiny_model("llama")
-    policies = [
-        POLICIES[name](budget) for name, budget in (("rocketkv", 40), ("full", 0), ("small_window", 20))
-    ]
+    policies = [POLICIES[name](budget) for name, budget in (("rocketkv", 40), ("full", 0), ("small_window", 20))]
     rows = [prompt(tokens, seed=number) for number, tokens in enumerate((90, 70, 110))]
     cache = CompressedCache(model, policies)
     together = rocketkv.generate(model, policies, cache=cache, **inputs_of(rows), **greedy(6))

@@ -31,9 +31,9 @@ class Streamer:
 @pytest.mark.parametrize("name", ["full", "rocketkv"])
 def test_tokens_stream_one_by_one(name: str) -> None:
     model, streamer = tiny_model("llama"), Streamer()
-    out = rocketkv.generate(
-        model, POLICIES[name](40), input_ids=prompt(90), streamer=streamer, **greedy(7)
-    ).sequences[0]
+    out = rocketkv.generate(model, POLICIES[name](40), input_ids=prompt(90), streamer=streamer, **greedy(7)).sequences[
+        0
+    ]
     assert streamer.ended
     assert streamer.calls == [out[:90].tolist(), *([token] for token in out[90:].tolist())]
 

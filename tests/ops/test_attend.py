@@ -23,9 +23,7 @@ def test_by_hand() -> None:
 
 def test_a_count_of_zero_gives_zeros() -> None:
     kv = ragged_kv([[3, 0]], 4)
-    out = attend(
-        torch.randn(1, 2, 2, 4), kv, torch.zeros(1, 2, 3).long(), torch.tensor([[3, 0]]), scaling=0.5
-    )
+    out = attend(torch.randn(1, 2, 2, 4), kv, torch.zeros(1, 2, 3).long(), torch.tensor([[3, 0]]), scaling=0.5)
     assert bool((out[0, 1] == 0).all())
     assert bool(out[0, 0].isfinite().all())
 

@@ -27,9 +27,7 @@ def by_loops(q, keys, values, counts, scaling):
 
 @pytest.mark.parametrize("mask_elements", [1 << 25, 40])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_equals_the_specification(
-    dtype: torch.dtype, mask_elements: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_equals_the_specification(dtype: torch.dtype, mask_elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reference, "MASK_ELEMENTS", mask_elements)
     counts = torch.tensor([[11, 11], [4, 4], [7, 9]])
     q = torch.randn(3, 2, 2, 5, 8).to(dtype)

@@ -13,18 +13,14 @@ from support import spec
 from support.ragged import ragged_kv, segment, slots_of
 
 
-def scores_of(
-    q: torch.Tensor, kv: RaggedKV, pages: list[int], rank: list[list[int]], scaling: float
-) -> torch.Tensor:
+def scores_of(q: torch.Tensor, kv: RaggedKV, pages: list[int], rank: list[list[int]], scaling: float) -> torch.Tensor:
     bounds = build_page_bounds(kv.keys, slots_of(kv), kv.lengths, torch.tensor(pages), kv.capacities)
     return page_scores(q, bounds, kv.lengths, rank=torch.tensor(rank), scaling=scaling)
 
 
 def one_head(keys: list[list[float]]) -> RaggedKV:
     held = torch.tensor(keys)
-    return RaggedKV(
-        held, held, torch.zeros(1, 1).long(), torch.tensor([[len(keys)]]), torch.tensor([[len(keys)]])
-    )
+    return RaggedKV(held, held, torch.zeros(1, 1).long(), torch.tensor([[len(keys)]]), torch.tensor([[len(keys)]]))
 
 
 def test_by_hand() -> None:

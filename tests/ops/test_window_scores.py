@@ -45,9 +45,7 @@ def test_ragged_rows_equal_the_specification(dtype: torch.dtype) -> None:
                 keys[b, g, columns - held :].double().numpy(),
             )
             expected = spec.window_votes(q, k, 0.3)
-            np.testing.assert_allclose(
-                found[b, g, columns - held : columns - own].numpy(), expected, rtol=tolerance
-            )
+            np.testing.assert_allclose(found[b, g, columns - held : columns - own].numpy(), expected, rtol=tolerance)
             assert int((found[b, g] > -math.inf).sum()) == held - own
 
 

@@ -97,9 +97,7 @@ class Oracle:
             base = ALL_ATTENTION_FUNCTIONS[self.base] if self.base != "eager" else eager_of(module)
             out = base(module, query, key, value, attention_mask, scaling=scaling, **kwargs)[0]
         else:
-            out = torch.zeros(
-                query.shape[0], query.shape[2], query.shape[1], value.shape[-1], dtype=query.dtype
-            )
+            out = torch.zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1], dtype=query.dtype)
         if module.layer_idx not in self.full:
             return out, None
         layer, group = self.full.index(module.layer_idx), query.shape[1] // key.shape[1]
@@ -175,9 +173,7 @@ class Oracle:
                 scores = spec.token_scores(q, k[held], page, dims, scale)
                 read = spec.best_tokens(scores, count)
                 if given is not None and given != read:
-                    assert spec.right_choice(scores, given, count, self.tolerance), (
-                        f"{place} read worse tokens"
-                    )
+                    assert spec.right_choice(scores, given, count, self.tolerance), f"{place} read worse tokens"
                 self.sparse_choices += 1
             read = read if given is None else given
         elif self.given is not None:

@@ -38,9 +38,7 @@ def ragged_kv(
         for g, length in enumerate(row):
             start = int(kv.starts[b, g])
             kv.keys[start : start + length] = torch.randn(length, head_dim, generator=generator).to(dtype)
-            kv.values[start : start + length] = torch.randn(
-                length, kv.values.shape[1], generator=generator
-            ).to(dtype)
+            kv.values[start : start + length] = torch.randn(length, kv.values.shape[1], generator=generator).to(dtype)
     return kv
 
 

@@ -10,9 +10,7 @@ import math
 import numpy as np
 
 
-def plan(
-    context: int, t: int, head_dim: int, *, new: int = 0, window: int = 32, split: float | None = None
-) -> dict:
+def plan(context: int, t: int, head_dim: int, *, new: int = 0, window: int = 32, split: float | None = None) -> dict:
     """What a prompt of `context` tokens keeps, and its page size; `dense` if the budget covers everything."""
     total = context + new
     c = total / t
