@@ -55,6 +55,8 @@ def decode_attend(
     if cache.ragged is None:
         all_keys, all_values = cache.columns_held()
         cache.count_step(tensor_bytes(all_keys, all_values))
+        if cache.observer is not None:
+            cache.observer(cache, q[:, :, :, 0], scaling, [])
         return dense(q, all_keys, all_values, None)
     q = cache.ragged.rotated(q)[:, :, :, 0]  # [B, G, R, D]
     out = q.new_empty(*q.shape[:-1], values.shape[-1])

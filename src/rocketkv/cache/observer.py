@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from rocketkv.cache.groups import Group
 from rocketkv.policies.base import Selection, Step
@@ -15,6 +15,7 @@ Read = tuple[Group, Step, Selection]
 """Rows that select alike, what their selector saw, and what it chose."""
 
 
+@runtime_checkable
 class Observer(Protocol):
     """Is called once for every decode step of every compressed layer, after its reads.
 
@@ -22,6 +23,4 @@ class Observer(Protocol):
     whole: then everything held was read.
     """
 
-    def __call__(
-        self, cache: LayerCache, q: Float[Tensor, "B G R D"], scaling: float, reads: list[Read]
-    ) -> None: ...
+    def __call__(self, cache: LayerCache, q: Float[Tensor, "B G R D"], scaling: float, reads: list[Read]) -> None: ...

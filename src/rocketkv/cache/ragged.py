@@ -67,7 +67,10 @@ class RaggedLayer:
     def append(
         self, keys: Float[Tensor, "B G D"], values: Float[Tensor, "B G Dv"], row_tokens: Int[Tensor, "B"]
     ) -> None:
-        """Take one token per row, its last of `row_tokens`. Between rare events this is a write, and an update of one page per segment."""
+        """Take one token per row, its last of `row_tokens`.
+
+        Between rare events this is a write, and an update of one page per segment.
+        """
         event = self._quiet_steps == 0
         self._quiet_steps -= 1
         if event:

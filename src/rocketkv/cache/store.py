@@ -22,7 +22,12 @@ def headroom(lengths: Int[Tensor, "B G"]) -> Int[Tensor, "B G"]:
     return lengths + (lengths // 16).clamp(min=GROWTH_TOKENS)
 
 
-def pack(keys: Float[Tensor, "B G C D"], values: Float[Tensor, "B G C Dv"], keep: Bool[Tensor, "B G C"]) -> RaggedKV:
+def pack(
+    keys: Float[Tensor, "B G C D"],
+    values: Float[Tensor, "B G C Dv"],
+    keep: Bool[Tensor, "B G C"],
+    positions: Int[Tensor, "B G C"] | None = None,
+) -> RaggedKV:
     """A new store that holds the columns where `keep` is True, in position order, with room to grow."""
     lengths = keep.sum(-1)
     capacities = headroom(lengths)

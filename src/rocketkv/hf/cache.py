@@ -134,6 +134,7 @@ class CompressedCache(Cache):
                 layers=len(full),
                 planned_new_tokens=planned_new_tokens,
                 share_prompt=share_prompt,
+                keep_positions=keep_positions,
                 backend=backend,
             )
             layers[number] = CompressedLayer(state, self._prompt_read(number, len(layers)))
