@@ -1,9 +1,21 @@
 """Whether the page bounds of a live cache bound exactly the keys it stores."""
 
 import numpy as np
+import torch
 
+from rocketkv.cache.ragged import RaggedLayer
 from rocketkv.hf.cache import CompressedCache
 from support import spec
+
+
+def candidate_keys(layer: RaggedLayer, row: int, head: int) -> torch.Tensor:
+    """The keys that may be read, in position order: all that is stored, or this turn's candidates."""
+    start, length = int(layer.kv.starts[row, head]), int(layer.kv.lengths[row, head])
+    keys = layer.kv.keys[start : start + length]
+    if layer.candidates is None:
+        return keys
+    first, count = int(layer.candidates.starts[row, head]), int(layer.candidates.lengths[row, head])
+    return keys[layer.candidates.slots[first : first + count].long()]
 
 
 def assert_bounds_are_true(cache: CompressedCache) -> int:
@@ -18,8 +30,7 @@ def assert_bounds_are_true(cache: CompressedCache) -> int:
             assert len(rows) == len(bounds.page_tokens)
             for place, row in enumerate(rows):
                 for head in range(state.kv.lengths.shape[1]):
-                    start, length = int(state.kv.starts[row, head]), int(state.kv.lengths[row, head])
-                    keys = state.kv.keys[start : start + length].double().numpy()
+                    keys = candidate_keys(state.ragged, row, head).double().numpy()
                     truth = spec.page_bounds(keys, int(bounds.page_tokens[place]))
                     pitch = int(bounds.pitch[place, head])
                     for begin, expected in zip((bounds.upper, bounds.lower), truth, strict=True):

@@ -44,7 +44,7 @@ ARCHITECTURES = {
         Gemma3ForCausalLM,
         Gemma3TextConfig,
         {
-            "head_dim": 16,
+            "head_dim": 12,
             "num_hidden_layers": 3,
             "sliding_window": 24,
             "layer_types": ["sliding_attention", "full_attention", "full_attention"],

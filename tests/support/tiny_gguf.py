@@ -22,9 +22,7 @@ def byte_tokens() -> list[str]:
     return [stand_in[code] for code in range(256)]
 
 
-def write_tiny_gguf(
-    path: Path, *, architecture: str = "llama", seed: int = 0, tokenizer: bool = True
-) -> Path:
+def write_tiny_gguf(path: Path, *, architecture: str = "llama", seed: int = 0, tokenizer: bool = True) -> Path:
     """Write a two-layer model of the given architecture name, with llama's tensors, and return its path."""
     writer = gguf.GGUFWriter(str(path), architecture)
     writer.add_name("tiny")

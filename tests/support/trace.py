@@ -32,6 +32,10 @@ class WatchedEvictor(Evictor):
     def keeps_all(self) -> bool:
         return self.inner.keeps_all
 
+    @property
+    def retains(self) -> bool:
+        return self.inner.retains
+
     def keep(self, prompt: Prompt, kept_tokens: torch.Tensor) -> torch.Tensor:
         mask = self.inner.keep(prompt, kept_tokens)
         self.log.append((prompt.layer, prompt.counts.clone(), kept_tokens.clone(), mask.clone()))
@@ -48,6 +52,13 @@ class WatchedSelector(Selector):
     @property
     def reads_all(self) -> bool:
         return self.inner.reads_all
+
+    @property
+    def means_values(self) -> bool:
+        return self.inner.means_values
+
+    def basis(self, layer: int) -> torch.Tensor | None:
+        return self.inner.basis(layer)
 
     def layout(self, budget_tokens: int, tokens: int) -> tuple[int, int] | None:
         return self.inner.layout(budget_tokens, tokens)
@@ -70,11 +81,14 @@ class Trace:
             evictor, selector = WatchedEvictor(policy.slots[0]), WatchedSelector(policy.slots[1])
             policy = replace(policy, evictor=evictor, selector=selector)
             self.evictions, self.selections = evictor.log, selector.log
+            self.retains = policy.slots[0].retains
         else:
-            self.evictions, self.selections = [], []
+            self.evictions, self.selections, self.retains = [], [], False
         self.cache, self.whole_layers = CompressedCache(model, policy, **options), policy.skip_layers
         self.mask: torch.Tensor | None = None
         self.kept: Columns = {}
+        """What may be read: all that is stored, or this turn's candidates where the policy retains the rest."""
+        self.stored: Columns = {}
         self.reads: list[Columns] = []
         """What each decode step read. A (layer, row, head) that is missing read everything it had."""
 
@@ -87,7 +101,8 @@ class Trace:
             for row in range(ids.shape[0]):
                 new = (fresh[row].nonzero()[:, 0] + start).tolist()
                 for head in range(heads):
-                    self.kept.setdefault((layer, row, head), []).extend(new)
+                    self.stored.setdefault((layer, row, head), []).extend(new)
+        self.kept = {key: list(columns) for key, columns in self.stored.items()}
         for layer, counts, wanted, mask_kept in self.evictions:
             for row, head in ((row, head) for row in range(ids.shape[0]) for head in range(heads)):
                 held = self.kept[layer, row, head]
@@ -97,24 +112,25 @@ class Trace:
                     assert not bool(mask_kept[row, head, : mask_kept.shape[-1] - len(held)].any())
                     self.kept[layer, row, head] = [held[i] for i in chosen.nonzero()[:, 0].tolist()]
         self.evictions.clear()
+        if not self.retains:
+            self.stored = {key: list(columns) for key, columns in self.kept.items()}
         return logits
 
     def step(self, ids: torch.Tensor) -> torch.Tensor:
         """Feed one token per row; returns its logits [B, V]."""
         column, logits = self._forward(ids, None)
-        for kept in self.kept.values():
-            kept.append(column)
+        for columns in (*self.kept.values(), *self.stored.values()):
+            columns.append(column)
         read: Columns = {}
         assert len(self.selections) in (0, len(self.cache.states) - self.whole_layers)
         for layer, (starts, chosen) in enumerate(self.selections, start=self.whole_layers):
-            row_of = {
-                start: row for row, start in enumerate(self.cache.states[layer].kv.starts[:, 0].tolist())
-            }
+            row_of = {start: row for row, start in enumerate(self.cache.states[layer].kv.starts[:, 0].tolist())}
             for place, start in enumerate(starts):
                 for head in range(chosen.tokens.shape[1]):
                     key = layer, row_of[start], head
                     ordinals = chosen.tokens[place, head, : chosen.counts[place, head]].tolist()
-                    read[key] = [self.kept[key][i] for i in ordinals]
+                    kept = self.kept[layer, row_of[start], head * self._heads() // chosen.tokens.shape[1]]
+                    read[key] = [kept[i] for i in ordinals]
         self.selections.clear()
         self.reads.append(read)
         return logits
