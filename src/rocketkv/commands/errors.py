@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rocketkv.hf.errors import ModelError
+from rocketkv.hf.errors import CalibrationError, ModelError
 from rocketkv.hf.prompting import PromptError
 from rocketkv.ops.dispatch import BackendError
 from rocketkv.policies.errors import PolicyMisfitError
@@ -16,7 +16,16 @@ class UsageError(ValueError):
     """Arguments that do not fit; the message says the value, the limit and the way out."""
 
 
-USER_ERRORS = (UsageError, ModelError, PromptError, BackendError, PolicyMisfitError, MemoryError, OSError)
+USER_ERRORS = (
+    UsageError,
+    ModelError,
+    PromptError,
+    BackendError,
+    CalibrationError,
+    PolicyMisfitError,
+    MemoryError,
+    OSError,
+)
 
 
 def one_line(error: Exception) -> str:

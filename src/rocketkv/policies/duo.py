@@ -35,8 +35,9 @@ class DuoHeads(Evictor):
 
     def __post_init__(self) -> None:
         pattern = HeadPattern(self.pattern) if isinstance(self.pattern, tuple) else self.pattern
-        given = {"sink_tokens": self.sink_tokens, "recent_tokens": self.recent_tokens}
-        pattern = replace(pattern, **{name: tokens for name, tokens in given.items() if tokens is not None})
+        sink = pattern.sink_tokens if self.sink_tokens is None else self.sink_tokens
+        recent = pattern.recent_tokens if self.recent_tokens is None else self.recent_tokens
+        pattern = replace(pattern, sink_tokens=sink, recent_tokens=recent)
         object.__setattr__(self, "pattern", pattern)
 
     @staticmethod
