@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from rocketkv.ops.attend.reference import attend
 from rocketkv.types import RaggedKV
 from support import spec
+from support.backends import on_backend
 from support.ragged import ragged_kv, segment
+
+attend = on_backend("attend", "attend")
 
 
 def test_by_hand() -> None:

@@ -5,8 +5,10 @@ import pytest
 import torch
 
 from rocketkv.ops.attend_prompt import reference
-from rocketkv.ops.attend_prompt.reference import attend_prompt
 from support import spec
+from support.backends import on_backend
+
+attend_prompt = on_backend("attend_prompt", "attend_prompt")
 
 
 def by_loops(q, keys, values, counts, scaling):

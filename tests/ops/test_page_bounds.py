@@ -4,15 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from rocketkv.ops.page_bounds.reference import (
-    build_page_bounds,
-    gather_bounds,
-    page_counts,
-    update_page_bounds,
-)
+from rocketkv.ops.page_bounds.reference import gather_bounds, page_counts
 from rocketkv.types import PageBounds, RaggedKV
 from support import spec
+from support.backends import on_backend
 from support.ragged import ragged_kv, segment, slots_of
+
+build_page_bounds = on_backend("page_bounds", "build_page_bounds")
+update_page_bounds = on_backend("page_bounds", "update_page_bounds")
 
 
 def built(kv: RaggedKV, pages: list[int]) -> PageBounds:

@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from rocketkv.ops.page_bounds.reference import build_page_bounds
-from rocketkv.ops.page_scores.reference import page_scores
 from rocketkv.types import RaggedKV
 from support import spec
+from support.backends import on_backend
 from support.ragged import ragged_kv, segment, slots_of
+
+page_scores = on_backend("page_scores", "page_scores")
 
 
 def scores_of(q: torch.Tensor, kv: RaggedKV, pages: list[int], rank: list[list[int]], scaling: float) -> torch.Tensor:

@@ -8,8 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocketkv.ops.topk_tokens.reference import topk_tokens
 from support import spec
+from support.backends import on_backend
+
+topk_tokens = on_backend("topk_tokens", "topk_tokens")
 
 NO = -math.inf
 

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from rocketkv.ops.window_scores.reference import window_scores
 from support import spec
+from support.backends import on_backend
+
+window_scores = on_backend("window_scores", "window_scores")
 
 
 def test_by_hand() -> None:

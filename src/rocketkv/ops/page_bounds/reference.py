@@ -27,13 +27,8 @@ def build_page_bounds(
     Paper: second stage, page-wise key maxima and minima.
     """
     head_dim = keys.shape[1]
-    pitch = -(-capacities // page_tokens[:, None])  # [B, G]
-    single = (page_tokens == 1)[:, None]
-    half = pitch * head_dim
-    upper = segment_starts(torch.where(single, half, 2 * half))
-    lower = torch.where(single, upper, upper + half)
-    total = int(torch.where(single, half, 2 * half).sum())
-    bounds = PageBounds(keys.new_empty(total), upper, lower, pitch, page_tokens)
+    bounds = empty_bounds(keys, page_tokens, capacities)
+    upper, lower, pitch = bounds.upper, bounds.lower, bounds.pitch
     for b in range(slots.shape[0]):
         size = int(page_tokens[b])
         for g in range(slots.shape[1]):
@@ -48,6 +43,19 @@ def build_page_bounds(
                 block = bounds.data[start[b, g] : start[b, g] + head_dim * width].view(head_dim, width)
                 block[:, :pages] = fold(filled, dim=1).T
     return bounds
+
+
+def empty_bounds(
+    keys: Float[Tensor, "N D"], page_tokens: Int[Tensor, "B"], capacities: Int[Tensor, "B G"]
+) -> PageBounds:
+    """Room for the pages of `capacities` candidates per segment, one segment after the other, with arbitrary values."""
+    pitch = -(-capacities // page_tokens[:, None])  # [B, G]
+    single = (page_tokens == 1)[:, None]
+    half = pitch * keys.shape[1]
+    sizes = torch.where(single, half, 2 * half)
+    upper = segment_starts(sizes)
+    lower = torch.where(single, upper, upper + half)
+    return PageBounds(keys.new_empty(int(sizes.sum())), upper, lower, pitch, page_tokens)
 
 
 def update_page_bounds(bounds: PageBounds, keys: Float[Tensor, "B G D"], ordinals: Int[Tensor, "B G"]) -> None:

@@ -1,0 +1,47 @@
+"""A whole step of hybrid sparse attention over one layer: estimate, selection and exact attention, composed."""
+
+from __future__ import annotations
+
+import torch
+
+from rocketkv.ops.attend.reference import attend
+from rocketkv.ops.page_scores.reference import page_scores
+from rocketkv.ops.topk_tokens.reference import topk_tokens
+from rocketkv.types import Candidates, Float, Int, PageBounds, RaggedKV, Tensor
+
+
+def hybrid_attend(
+    q: Float[Tensor, "B G R D"],
+    kv: RaggedKV,
+    candidates: Candidates | None,
+    bounds: PageBounds,
+    lengths: Int[Tensor, "B G"],
+    budget_tokens: Int[Tensor, "B"],
+    *,
+    scaling: float,
+    sink_tokens: int = 0,
+    local_tokens: int = 0,
+) -> tuple[Float[Tensor, "B G R Dv"], int]:
+    """Attention over the t // 2 tokens whose pages score highest; over all of a segment of at most t tokens.
+
+    Args:
+        candidates: which tokens of the store `bounds` and `lengths` are about; None for all of them.
+        lengths: candidates of each segment.
+        budget_tokens: t of each row. The rank is t S D // lengths, so that the estimate reads t / 2 pairs.
+
+    Returns:
+        The output, and how many stored numbers were read: bounds, keys and values.
+
+    Paper: second stage, hybrid sparse attention.
+    """
+    head_dim, value_dim = q.shape[-1], kv.values.shape[-1]
+    page_tokens, budget = bounds.page_tokens[:, None], budget_tokens[:, None]  # [B, 1]
+    rank = (budget * page_tokens * head_dim // lengths.clamp(min=1)).clamp(1, head_dim)  # [B, G]
+    scores = page_scores(q, bounds, lengths, rank=rank, scaling=scaling)
+    counts = torch.where(lengths <= budget, lengths, (budget // 2).clamp(max=lengths))
+    slots = topk_tokens(scores, lengths, bounds.page_tokens, counts, sink_tokens=sink_tokens, local_tokens=local_tokens)
+    if candidates is not None:
+        slots = candidates.slots[candidates.starts[..., None] + slots].long()
+    estimate = torch.where(counts < lengths, -(-lengths // page_tokens) * rank, 0)
+    elements = (estimate + counts * (head_dim + value_dim)).sum()
+    return attend(q, kv, slots, counts, scaling=scaling), int(elements)

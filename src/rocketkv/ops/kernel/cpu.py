@@ -1,0 +1,101 @@
+"""What every Numba kernel needs: the compiler, its announcement, the thread count, and tensors as NumPy views."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from numba.core import event
+
+from rocketkv.ops.dispatch import BackendError
+from rocketkv.types import Tensor
+
+BITS = {torch.float32: None, torch.bfloat16: torch.int16, torch.float16: torch.uint16}
+"""What a kernel sees: float32 itself, the bits of bfloat16 as int16 and those of float16 as uint16 (`vector.widen`)."""
+STRICT = {"contract"}
+FAST = {"contract", "reassoc", "nsz"}
+"""Sums may be reordered, so that loops use vector registers; infinities and NaN keep their meaning."""
+
+
+def _digest() -> str:
+    """A name for the source of all kernels: Numba's disk cache does not see a change in a function called."""
+    files = sorted(Path(__file__).parent.parent.glob("*/cpu.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
+
+
+DIGEST = _digest()
+
+
+def kernel(fast: bool = True, parallel: bool = False) -> Callable[[Callable[..., Any]], Any]:
+    """Compile a function at its first call, and keep the machine code on disk where a folder can be written."""
+    options: dict[str, Any] = {"fastmath": FAST if fast else STRICT, "parallel": parallel, "error_model": "numpy"}
+
+    def compiled(function: Callable[..., Any]) -> Any:
+        plain = inspect.unwrap(function)
+        plain.__qualname__ = f"{plain.__qualname__}_{DIGEST}"  # part of the name of the file in the cache
+        try:
+            return numba.njit(cache=True, **options)(plain)
+        except RuntimeError:  # no folder to keep it in
+            return numba.njit(**options)(plain)
+
+    return compiled
+
+
+class _Announcement(event.Listener):
+    """One line on stderr at the first real compilation of this process, none when machine code comes from the disk."""
+
+    def on_start(self, event: Any) -> None:
+        if not event.data["dispatcher"].py_func.__module__.startswith("rocketkv.ops"):
+            return
+        if not announced:
+            announced.append(True)
+            print("rocketkv: compiling CPU kernels (once; kept on disk)", file=sys.stderr, flush=True)
+
+    def on_end(self, event: Any) -> None:
+        pass
+
+
+announced: list[bool] = []
+_listening: list[_Announcement] = []
+
+
+def set_threads() -> int:
+    """Let kernels use as many threads as PyTorch does, and return how many."""
+    if not _listening:
+        _listening.append(_Announcement())
+        event.register("numba:compile", _listening[0])
+    threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
+    numba.set_num_threads(threads)
+    return threads
+
+
+def bits(op: str, tensor: Tensor) -> np.ndarray:
+    """A float tensor as a kernel reads it, without a copy where it is contiguous.
+
+    Raises:
+        BackendError: if the tensor is not on the CPU, or its dtype has no kernel.
+    """
+    if tensor.device.type != "cpu":
+        raise BackendError(f'{op}/cpu needs a CPU tensor, got {tensor.device.type}; use backend="reference"')
+    dtype = tensor.dtype
+    if dtype not in BITS:
+        found = str(dtype)[6:]
+        raise BackendError(f'{op}/cpu reads float32, bfloat16 and float16, got {found}; use backend="reference"')
+    view = BITS[dtype]
+    if not tensor.is_contiguous():
+        tensor = tensor.contiguous()
+    return tensor.detach().numpy() if view is None else tensor.detach().view(view).numpy()
+
+
+def table(tensor: Tensor) -> np.ndarray:
+    """An index table as int64, without a copy where it is one already."""
+    if tensor.dtype != torch.int64:
+        tensor = tensor.long()
+    return tensor.numpy() if tensor.is_contiguous() else tensor.contiguous().numpy()
