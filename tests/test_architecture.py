@@ -14,7 +14,7 @@ from rocketkv.ops.topk_tokens.reference import topk_tokens
 
 PACKAGE = Path(rocketkv.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
-ORDER = ["types", "budget", "ops", "policies", "cache", "attend", "hf"]
+ORDER = ["types", "records", "budget", "ops", "policies", "cache", "attend", "hf"]
 LEAVES = ["contexts", "evals", "bench", "vllm"]
 """Rooms above hf that do not know each other; everything else at the top level (the command line) may
 import all.
