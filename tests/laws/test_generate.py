@@ -105,3 +105,41 @@ def test_one_step_reports_what_it_read() -> None:
         model(prompt(90), **cache.kwargs)
         model(prompt(1), **cache.kwargs)
     assert cache.report().step_bytes == 41 * 2 * 12 * 4 * 2 * 2  # tokens x pair x float32 x heads x layers
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_fresh_memory_may_hold_anything(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, policy = tiny_model("llama"), POLICIES[name](24)
+    ids, mask = left_padded([prompt(90), prompt(33, seed=1)])
+    clean = rocketkv.generate(model, policy, input_ids=ids, attention_mask=mask, **greedy(12))
+    fresh = torch.Tensor.new_empty
+
+    def poisoned(self: torch.Tensor, *size: object, **options: object) -> torch.Tensor:
+        memory = fresh(self, *size, **options)
+        return memory.fill_(float("nan")) if memory.is_floating_point() else memory
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)
+    again = rocketkv.generate(model, policy, input_ids=ids, attention_mask=mask, **greedy(12))
+    assert torch.equal(clean.sequences, again.sequences)
+    assert all(torch.equal(a, b) for a, b in zip(clean.logits, again.logits, strict=True))
+
+
+def test_a_prompt_at_the_models_limit() -> None:
+    model = tiny_model("llama", max_position_embeddings=128)
+    cache = CompressedCache(model, POLICIES["rocketkv"](40))
+    out = rocketkv.generate(model, POLICIES["rocketkv"](40), cache=cache, input_ids=prompt(128), **greedy(1))
+    assert torch.equal(out.logits[0], model.generate(prompt(128), **greedy(1)).logits[0])
+    assert cache.report().tokens_seen == [128]
+
+
+def test_head_counts_come_from_the_tensors() -> None:
+    # Under tensor parallelism every rank sees its own heads, whatever the config says.
+    model, policy = tiny_model("llama", num_hidden_layers=1), POLICIES["rocketkv"](40)
+    before = rocketkv.generate(model, policy, input_ids=prompt(90), **greedy(5)).sequences
+    heads = model.config.num_attention_heads, model.config.num_key_value_heads
+    model.config.num_attention_heads, model.config.num_key_value_heads = 8, 4
+    try:
+        after = rocketkv.generate(model, policy, input_ids=prompt(90), **greedy(5)).sequences
+    finally:
+        model.config.num_attention_heads, model.config.num_key_value_heads = heads
+    assert torch.equal(before, after)
