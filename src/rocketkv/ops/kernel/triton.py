@@ -29,7 +29,7 @@ def launch(compiled: Any, grid: tuple[int, ...], *arguments: Any, **constants: A
     """Start `grid` programs on the device of the first argument, whichever device is current."""
     first = arguments[0]
     with torch.cuda.device(first.device) if first.is_cuda else nullcontext():
-        compiled[grid](*arguments, **constants)
+        compiled[grid](*arguments, enable_fp_fusion=True, **constants)
 
 
 def require(op: str, *tensors: Tensor) -> None:
@@ -49,6 +49,11 @@ def require(op: str, *tensors: Tensor) -> None:
 def block(size: int, least: int = 16, most: int = 1 << 20) -> int:
     """The power of two that holds `size`, within limits. 16 is the least side of a matrix product on a GPU."""
     return min(max(triton.next_power_of_2(max(size, 1)), least), most)
+
+
+def tile(width: int, stored: Tensor) -> int:
+    """Rows of `width` numbers that a program takes at once: 16 KB of them, so that any GPU since Ampere has room."""
+    return block(16384 // (block(width) * stored.element_size()), most=64)
 
 
 def precisions(*tensors: Tensor) -> dict[str, str]:
