@@ -17,7 +17,8 @@ from numba.core import event
 from rocketkv.ops.dispatch import BackendError
 from rocketkv.types import Tensor
 
-BITS = {torch.float32: None, torch.bfloat16: torch.int16, torch.float16: torch.uint16}
+UNKNOWN = torch.float64
+BITS: dict[torch.dtype, torch.dtype | None] = {torch.float32: None, torch.bfloat16: torch.int16, torch.float16: torch.uint16}
 """What a kernel sees: float32 itself, the bits of bfloat16 as int16 and those of float16 as uint16 (`vector.widen`)."""
 STRICT = {"contract"}
 FAST = {"contract", "reassoc", "nsz"}
@@ -82,16 +83,22 @@ def bits(op: str, tensor: Tensor) -> np.ndarray:
     Raises:
         BackendError: if the tensor is not on the CPU, or its dtype has no kernel.
     """
-    if tensor.device.type != "cpu":
-        raise BackendError(f'{op}/cpu needs a CPU tensor, got {tensor.device.type}; use backend="reference"')
-    dtype = tensor.dtype
-    if dtype not in BITS:
-        found = str(dtype)[6:]
-        raise BackendError(f'{op}/cpu reads float32, bfloat16 and float16, got {found}; use backend="reference"')
-    view = BITS[dtype]
+    view = BITS.get(tensor.dtype, UNKNOWN)
+    if view is UNKNOWN or not tensor.is_cpu:
+        raise _refusal(op, tensor)
+    if tensor.requires_grad:
+        tensor = tensor.detach()
     if not tensor.is_contiguous():
         tensor = tensor.contiguous()
-    return tensor.detach().numpy() if view is None else tensor.detach().view(view).numpy()
+    return tensor.numpy() if view is None else tensor.view(view).numpy()
+
+
+def _refusal(op: str, tensor: Tensor) -> BackendError:
+    if tensor.is_cpu:
+        needs, found = "reads float32, bfloat16 and float16", str(tensor.dtype).removeprefix("torch.")
+    else:
+        needs, found = "needs a CPU tensor", tensor.device.type
+    return BackendError(f'{op}/cpu {needs}, got {found}; use backend="reference"')
 
 
 def table(tensor: Tensor) -> np.ndarray:

@@ -79,11 +79,12 @@ def chosen_rows(q, upper, lower, pitch, rank, scaling):  # type: ignore[no-untyp
     rows, dims = np.empty(rank, np.int64), np.empty(rank, np.int64)
     n = 0
     for d in range(head_dim):
-        own, before = magnitude[d], 0  # dimensions that come before this one: larger, or equal and earlier
+        # Dimensions that come before this one, larger or equal and earlier; counted in floats, eight at a time.
+        own, before = magnitude[d], np.float32(0)
         for e in range(d):
-            before += magnitude[e] >= own
-        for e in range(d + 1, head_dim):
-            before += magnitude[e] > own
+            before += np.float32(magnitude[e] == own)
+        for e in range(head_dim):
+            before += np.float32(magnitude[e] > own)
         if before < rank and n < rank:
             dims[n] = d
             rows[n] = (upper if total[d] >= 0 else lower) + d * pitch

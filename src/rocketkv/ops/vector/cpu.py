@@ -90,21 +90,24 @@ def exp32(x):  # type: ignore[no-untyped-def]
 def dots(q, x, start, width, out, at):  # type: ignore[no-untyped-def]
     """out[r, at] = q[r] . x[start : start + width] for every row r of q."""
     heads = q.shape[0]
+    row = x[start : start + width]  # a slice, because an index that might be negative keeps a loop from vector registers
     r = 0
     while r + 4 <= heads:
+        q0, q1, q2, q3 = q[r], q[r + 1], q[r + 2], q[r + 3]
         a = b = c = d = np.float32(0)
         for i in range(width):
-            v = widen(x[start + i])
-            a += q[r, i] * v
-            b += q[r + 1, i] * v
-            c += q[r + 2, i] * v
-            d += q[r + 3, i] * v
+            v = widen(row[i])
+            a += q0[i] * v
+            b += q1[i] * v
+            c += q2[i] * v
+            d += q3[i] * v
         out[r, at], out[r + 1, at], out[r + 2, at], out[r + 3, at] = a, b, c, d
         r += 4
     while r < heads:
+        q0 = q[r]
         a = np.float32(0)
         for i in range(width):
-            a += q[r, i] * widen(x[start + i])
+            a += q0[i] * widen(row[i])
         out[r, at] = a
         r += 1
 
@@ -112,16 +115,20 @@ def dots(q, x, start, width, out, at):  # type: ignore[no-untyped-def]
 @kernel()
 def add4(out, w0, w1, w2, w3, x, s0, s1, s2, s3):  # type: ignore[no-untyped-def]
     """out += w0 x[s0:] + w1 x[s1:] + w2 x[s2:] + w3 x[s3:], as many elements as `out` has."""
-    for i in range(out.shape[0]):
-        left = w0 * widen(x[s0 + i]) + w1 * widen(x[s1 + i])
-        out[i] += left + (w2 * widen(x[s2 + i]) + w3 * widen(x[s3 + i]))
+    n = out.shape[0]
+    x0, x1, x2, x3 = x[s0 : s0 + n], x[s1 : s1 + n], x[s2 : s2 + n], x[s3 : s3 + n]
+    for i in range(n):
+        left = w0 * widen(x0[i]) + w1 * widen(x1[i])
+        out[i] += left + (w2 * widen(x2[i]) + w3 * widen(x3[i]))
 
 
 @kernel()
 def add1(out, w, x, start):  # type: ignore[no-untyped-def]
     """out += w x[start:], as many elements as `out` has."""
-    for i in range(out.shape[0]):
-        out[i] += w * widen(x[start + i])
+    n = out.shape[0]
+    row = x[start : start + n]
+    for i in range(n):
+        out[i] += w * widen(row[i])
 
 
 @kernel()
