@@ -12,6 +12,7 @@ import rocketkv
 from rocketkv.cache.store import headroom
 from rocketkv.hf.attach import attach
 from rocketkv.hf.cache import CompressedCache
+from rocketkv.policies.base import Policy, Selector
 from support.models import ARCHITECTURES, COMMON, DTYPES, greedy, left_padded, prompt, tiny_model
 from support.policies import COMPRESSING, POLICIES
 
@@ -19,7 +20,10 @@ pytestmark = pytest.mark.law
 
 
 def reachable_bytes(root: object) -> int:
-    """Bytes of every tensor that can be reached from an object through plain attributes and containers."""
+    """Bytes of every tensor that can be reached from an object through plain attributes and containers.
+
+    Policies are left out: what was calibrated for a method (Loki's bases) belongs to it, not to a cache.
+    """
     memory: dict[int, int] = {}
     seen: set[int] = set()
     open_ends = [root]
@@ -34,7 +38,7 @@ def reachable_bytes(root: object) -> int:
             open_ends += list(item)
         elif isinstance(item, dict):
             open_ends += list(item.values())
-        elif type(item).__module__.startswith("rocketkv."):
+        elif type(item).__module__.startswith("rocketkv.") and not isinstance(item, Policy | Selector):
             open_ends += list(vars(item).values())
     return sum(memory.values())
 
@@ -48,12 +52,8 @@ def test_reported_bytes_are_those_of_the_held_tensors(name: str) -> None:
         rocketkv.generate(model, policy, cache=cache, input_ids=ids, attention_mask=mask, **greedy(3))
         report, tables = cache.report(), 0
         for state in cache.states:
-            small = [state.row_tokens]
-            for group in [] if state.ragged is None else state.ragged.groups:
-                small += [group.budget_tokens, *([] if group.rows is None else [group.rows])]
-                small += [] if group.bounds is None else [group.bounds.page_tokens]
-            tables += sum(table.untyped_storage().nbytes() for table in small)
-        # All but a few integers a row, which say how each row reads.
+            tables += state.row_tokens.untyped_storage().nbytes()
+        # All but an integer a row, which says how many tokens it has seen.
         assert 0 <= sum(map(reachable_bytes, cache.states)) - report.cache_bytes <= tables
         assert report.cache_bytes == sum(report.layer_bytes)
 
@@ -142,7 +142,14 @@ def test_stored_heads_are_the_models_own(architecture: str) -> None:
             assert heads == model.config.num_key_value_heads
 
 
-EVICTING = [name for name, make in COMPRESSING.items() if make(40).plan(700, head_dim=12).kept_tokens < 700]
+def deletes(policy: Policy) -> bool:
+    """Whether most of a prompt of 700 tokens is dropped from memory, on every head."""
+    evictor = policy.slots[0]
+    fewer = policy.plan(700, head_dim=12).kept_tokens < 700
+    return fewer and not evictor.retains and evictor.equivalent_tokens(700) is None
+
+
+EVICTING = [name for name, make in COMPRESSING.items() if deletes(make(40))]
 
 
 @pytest.mark.parametrize("name", EVICTING)
@@ -151,6 +158,6 @@ def test_less_is_held_on_a_long_prompt(name: str) -> None:
     cache = CompressedCache(model, COMPRESSING[name](40))
     with attach(model), torch.no_grad():
         model(prompt(700), **cache.kwargs)
-    assert cache.report().kept_fraction < (0.8 if COMPRESSING[name](40).skip_layers else 0.5)
+    assert cache.report().kept_fraction < (0.8 if COMPRESSING[name](40).skip_layers else 0.6)
     assert str(cache.report()).startswith("tokens kept")
     assert cache.report().as_dict()["cache_bytes"] == cache.report().cache_bytes

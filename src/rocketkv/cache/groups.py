@@ -30,6 +30,13 @@ class Group:
         """The group's rows of a table over the batch."""
         return table if self.rows is None else table[self.rows]
 
+    def tensors(self) -> list[Tensor]:
+        """Every tensor that is held."""
+        bounds = self.bounds
+        pages = [] if bounds is None else [bounds.data, bounds.upper, bounds.lower, bounds.pitch, bounds.page_tokens]
+        own = (self.rows, self.budget_tokens, self.value_sums)
+        return pages + [tensor for tensor in own if tensor is not None]
+
 
 def lay_out(
     kv: RaggedKV,

@@ -26,11 +26,24 @@ class RowRule:
     planned_tokens: int = 0
 
 
+@dataclass(frozen=True)
+class Progress:
+    """Where a layer stands between two layouts, per row: its page size and the length up to which that holds.
+
+    `quiet_steps` is how many more tokens fit before the next event; `layouts` counts them.
+    """
+
+    page_tokens: list[int]
+    laid_until: list[int]
+    quiet_steps: int
+    layouts: int
+
+
 class RaggedLayer:
     """The flat store of one layer and the state of its selection.
 
     `candidates` is None where every stored token may be read. `basis` [B, G, D, D] is what keys (and so queries) are
-    rotated by, None for the model's own.
+    rotated by, None for the model's own. `progress` is that of a saved layer, None for a fresh one.
     """
 
     def __init__(
@@ -42,22 +55,42 @@ class RaggedLayer:
         basis: Float[Tensor, "B G D D"] | None = None,
         layer: int = 0,
         backend: str = "auto",
+        progress: Progress | None = None,
     ) -> None:
         self.kv, self.candidates, self.basis = kv, candidates, basis
         self.rules, self.layer, self.backend = rules, layer, backend
         self.groups: list[Group] = []
         self.layouts = 0
         self._page_tokens, self._laid_until = [0] * len(rules), [0] * len(rules)
-        for row, rule in enumerate(rules):
-            if rule.planned_tokens:
-                self._set_layout(row, rule.planned_tokens)
+        if progress is not None:
+            self._page_tokens, self._laid_until = list(progress.page_tokens), list(progress.laid_until)
+        else:
+            for row, rule in enumerate(rules):
+                if rule.planned_tokens:
+                    self._set_layout(row, rule.planned_tokens)
         self._quiet_steps = 0
         self.lay_out()
+        if progress is not None:
+            self._quiet_steps, self.layouts = progress.quiet_steps, progress.layouts
 
     @property
     def lengths(self) -> Int[Tensor, "B G"]:
         """Tokens that may be read, per segment."""
         return self.kv.lengths if self.candidates is None else self.candidates.lengths
+
+    def progress(self) -> Progress:
+        """Where it stands, for a copy that is to go on like this one."""
+        return Progress(self._page_tokens, self._laid_until, self._quiet_steps, self.layouts)
+
+    @property
+    def least_rank(self) -> bool:
+        """Whether some row has outgrown what its estimate can do inside the budget."""
+        longest, head_dim = self.lengths.amax(-1).tolist(), self.kv.keys.shape[-1]
+        return any(
+            longest[row] > rule.budget_tokens
+            and rule.selector.least_rank(rule.budget_tokens, self._page_tokens[row], head_dim, longest[row])
+            for row, rule in enumerate(self.rules)
+        )
 
     @property
     def selects(self) -> bool:
@@ -83,6 +116,12 @@ class RaggedLayer:
         else:
             for group in self.groups:
                 take_token(group, self.lengths, keys, values, self.backend)
+
+    def take_quiet_step(self) -> bool:
+        """Whether the coming token is only a write into the present layout; if so, it is counted as taken."""
+        quiet = self._quiet_steps > 0
+        self._quiet_steps -= quiet
+        return quiet
 
     def step(self, group: Group, scaling: float) -> Step:
         """What the group's selector may look at."""
@@ -143,12 +182,9 @@ class RaggedLayer:
             held.append(self.kv.positions)
         if self.candidates is not None:
             held += [self.candidates.slots, self.candidates.starts, self.candidates.lengths, self.candidates.capacities]
-        for group in self.groups:
-            if group.bounds is not None:
-                held += [group.bounds.data, group.bounds.upper, group.bounds.lower, group.bounds.pitch]
-            if group.value_sums is not None:
-                held.append(group.value_sums)
-        return held
+        if self.basis is not None:
+            held.append(self.basis)
+        return held + [tensor for group in self.groups for tensor in group.tensors()]
 
     def _make_room(self) -> None:
         if bool((self.kv.lengths == self.kv.capacities).any()):

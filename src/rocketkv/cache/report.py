@@ -17,6 +17,7 @@ class CacheReport:
     decode step read. `full_cache_bytes` is what keys and values of every token seen would take. `floors` names the
     rows' lower bounds that decided how many tokens were kept. `equivalent_tokens` is the budget that a row costs where
     its policy keeps what it keeps whatever the budget (DuoAttention), None for others.
+    `least_rank` says that some row is so long that one dimension a page costs more than the estimate's half of t.
     """
 
     tokens_seen: list[int]
@@ -30,6 +31,7 @@ class CacheReport:
     evicted_tokens: int
     floors: list[tuple[str, ...]]
     equivalent_tokens: list[float | None]
+    least_rank: bool = False
 
     @property
     def kept_fraction(self) -> float:
@@ -55,7 +57,13 @@ class CacheReport:
             words = ", ".join("-" if tokens is None else f"{tokens:,.0f}" for tokens in self.equivalent_tokens)
             lines.append(f"equal budget     {words} tokens per KV head: the full heads decide it, not the budget")
         if self.kept_fraction > 1 and self.sparse_steps:
-            lines.append("note             page bounds outweigh what was evicted: a smaller budget would hold less")
+            lines.append(
+                "note             page bounds and room to grow outweigh what was evicted: less so on longer texts"
+            )
+        if self.least_rank:
+            lines.append(
+                "note             the rank is at its least, 1: the estimate costs more than half of the budget"
+            )
         return "\n".join(lines)
 
 
@@ -76,6 +84,7 @@ def report_of(states: Sequence[LayerCache]) -> CacheReport:
         dense_steps=sum(state.counters.dense_steps for state in held),
         evicted_tokens=sum(state.counters.evicted_tokens for state in held),
         floors=[plan.floors for plan in held[0].plans] if held else [],
+        least_rank=any(state.ragged is not None and state.ragged.least_rank for state in held),
         equivalent_tokens=_equivalent_tokens(held[0]) if held else [],
     )
 

@@ -131,6 +131,11 @@ class Selector(ABC):
         """Whether the mean of all values must be at hand."""
         return False
 
+    @property
+    def hybrid_options(self) -> dict[str, int] | None:
+        """The options of `ops.hybrid_attend` where that op is what the selector reads by; None where it is not."""
+        return None
+
     def basis(self, layer: int) -> Float[Tensor, "G D D"] | None:
         """An orthonormal basis (columns) in which this layer's keys are stored, None for the model's own."""
         return None
@@ -138,6 +143,14 @@ class Selector(ABC):
     def layout(self, budget_tokens: int, tokens: int) -> tuple[int, int] | None:
         """Tokens per page at a length of `tokens`, and the length up to which that holds; None: no page bounds."""
         return None
+
+    def least_rank(self, budget_tokens: int, page_tokens: int, head_dim: int, tokens: int) -> bool:
+        """Whether one dimension of every page is read at `tokens`, and costs more than the estimate's half of t."""
+        return False
+
+    def bounds_share(self, shrink_factor: float, split: float) -> float:
+        """What the page bounds take of a full cache's memory at c and r, by the formula; 0 without bounds."""
+        return 0.0
 
     @abstractmethod
     def select(self, q: Float[Tensor, "B G R D"], step: Step) -> Selection:

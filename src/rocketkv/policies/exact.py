@@ -1,4 +1,7 @@
-"""Exact-TopK: keep all, read the tokens that really receive most attention. The oracle; its estimate is not charged."""
+"""Exact-TopK, the oracle (Behnam et al., ICML 2025, arXiv:2502.14051): keep all, read what receives most attention.
+
+The estimate is exact and not charged.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Full-KV: keep all, read all. The reference that every method is compared with."""
+"""Full-KV, the baseline (Behnam et al., ICML 2025, arXiv:2502.14051): keep all, read all."""
 
 from __future__ import annotations
 

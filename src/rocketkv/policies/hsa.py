@@ -1,4 +1,4 @@
-"""Hybrid sparse attention: pages by the bounds of few head dimensions. RocketKV's second stage."""
+"""Hybrid sparse attention (Behnam et al., ICML 2025, arXiv:2502.14051): pages by bounds of few head dimensions."""
 
 from __future__ import annotations
 
@@ -29,8 +29,18 @@ class HybridTopK(Selector):
                 f"sink_tokens={self.sink_tokens}, local_tokens={self.local_tokens}: give 0 or more of each"
             )
 
+    @property
+    def hybrid_options(self) -> dict[str, int] | None:
+        return {"sink_tokens": self.sink_tokens, "local_tokens": self.local_tokens}
+
     def layout(self, budget_tokens: int, tokens: int) -> tuple[int, int] | None:
         return page_tokens_for(tokens, budget_tokens), 2 * tokens
+
+    def least_rank(self, budget_tokens: int, page_tokens: int, head_dim: int, tokens: int) -> bool:
+        return budget_tokens * page_tokens * head_dim < tokens
+
+    def bounds_share(self, shrink_factor: float, split: float) -> float:
+        return shrink_factor ** (-(1 + split) / 2)
 
     def select(self, q: Float[Tensor, "B G R D"], step: Step) -> Selection:
         bounds, lengths, head_dim = step.bounds, step.lengths, q.shape[-1]

@@ -52,6 +52,9 @@ class Loki(Selector):
             )
         return self.bases[layer]
 
+    def least_rank(self, budget_tokens: int, page_tokens: int, head_dim: int, tokens: int) -> bool:
+        return self.rank is None and budget_tokens * head_dim < tokens
+
     def select(self, q: Float[Tensor, "B G R D"], step: Step) -> Selection:
         head_dim, lengths = q.shape[-1], step.lengths
         rank = (step.budget_tokens[:, None] * head_dim // lengths.clamp(min=1)).clamp(1, head_dim)  # [B, G]

@@ -40,11 +40,16 @@ def required_of(cls: Any) -> list[str]:
 
 
 def kind_of(cls: Any, name: str) -> str:
-    """What kind of value the field `name` takes, in words, with its default."""
-    if hasattr(cls, f"load_{name}"):
-        return "a file"
+    """What kind of value the field `name` takes, in words."""
+    return "a file" if hasattr(cls, f"load_{name}") else _describe(typing.get_type_hints(cls)[name])
+
+
+def default_of(cls: Any, name: str) -> str:
+    """What the field `name` is if it is not given, in words."""
     default = options_of(cls)[name].default
-    return f"{_describe(typing.get_type_hints(cls)[name])}; {default}"
+    if default is dataclasses.MISSING:
+        return "required"
+    return "none" if default is None else str(default).lower()
 
 
 def _describe(kind: Any) -> str:

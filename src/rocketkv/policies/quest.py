@@ -36,6 +36,9 @@ class QuestPages(Selector):
         page = -(-tokens // budget_tokens)
         return page, page * budget_tokens
 
+    def bounds_share(self, shrink_factor: float, split: float) -> float:
+        return 1 / shrink_factor if self.page_tokens is None else shrink_factor**-split / self.page_tokens
+
     def select(self, q: Float[Tensor, "B G R D"], step: Step) -> Selection:
         assert step.bounds is not None, "a step that selects by pages has laid them out"
         scores, elements = op("quest_scores", "quest_scores", step.backend)(

@@ -85,9 +85,23 @@ def make_policy(name: str, budget_tokens: int | None = None, **options: Any) -> 
 
 def known_options(name: str) -> dict[str, str]:
     """The options that `make_policy(name)` takes: name -> what kind of value it is. Raises ValueError as it does."""
+    return {field: kind_of(owner, field) for owner, fields, _ in options_by_owner(name) for field in fields}
+
+
+def options_by_owner(name: str) -> list[tuple[Any, list[str], dict[str, Any]]]:
+    """The classes that a policy is made of, each with the fields that are its options and its published settings.
+
+    Raises ValueError for an unknown name.
+    """
     make, parts = _parts(name)
-    owners = [make, *(part for part, _ in parts.values())]
-    return {field: kind_of(owner, field) for owner in owners for field in _free_options(owner)}
+    owned = _options_of(make, parts)
+    settings = {slot: settings for slot, (_, settings) in parts.items()}
+    return [(owner, fields, settings.get(slot, {})) for slot, (owner, fields) in owned.items()]
+
+
+def class_of(name: str) -> Any:
+    """The class that a name which stands alone is for: a policy's, an evictor's or a selector's."""
+    return (WHOLE_POLICIES | SELECTORS | EVICTORS)[name]
 
 
 def _parts(name: str) -> tuple[Any, dict[str, tuple[Any, dict[str, Any]]]]:
@@ -100,8 +114,12 @@ def _parts(name: str) -> tuple[Any, dict[str, tuple[Any, dict[str, Any]]]]:
     return Composed, {"evictor": evictor, "selector": selector}
 
 
-def _free_options(owner: Any) -> list[str]:
-    return [] if owner is FullKV else [name for name in options_of(owner) if name not in RESERVED]
+def _options_of(make: Any, parts: Mapping[str, tuple[Any, dict[str, Any]]]) -> dict[str, tuple[Any, list[str]]]:
+    """Per slot ("policy" for the whole) its class and the fields that are options."""
+    owners = {} if make is FullKV else {"policy": make} | {slot: part for slot, (part, _) in parts.items()}
+    one_stage = KeepAll in owners.values() or ReadAll in owners.values()
+    hidden = RESERVED | ({"split"} if one_stage else set())  # with one stage there is nothing to split
+    return {slot: (owner, [f for f in options_of(owner) if f not in hidden]) for slot, owner in owners.items()}
 
 
 def _build(name: str, part: Any, settings: dict[str, Any]) -> Any:
@@ -133,19 +151,19 @@ def _distribute(
     name: str, options: Mapping[str, Any], make: Any, parts: Mapping[str, tuple[Any, dict[str, Any]]]
 ) -> dict[str, dict[str, Any]]:
     """Each option, converted, under the part of the policy that has a field of that name."""
-    owners = {"policy": make} | {slot: part for slot, (part, _) in parts.items()}
+    owners = _options_of(make, parts)
     chosen: dict[str, dict[str, Any]] = {owner: {} for owner in ("policy", "evictor", "selector")}
     for key, value in options.items():
         slot, dot, field = key.rpartition(".")
-        having = [o for o in ([slot] if dot else owners) if o in owners and field in _free_options(owners[o])]
+        having = [o for o in ([slot] if dot else owners) if o in owners and field in owners[o][1]]
         if not having:
-            known = {option for owner in owners.values() for option in _free_options(owner)}
+            known = {option for _, fields in owners.values() for option in fields}
             raise ValueError(f"policy {name!r} has no option {key!r}: did you mean {_near(field, known)}?")
         if len(having) > 1:
             raise ValueError(
                 f"option {key!r} is in both {' and '.join(having)}: give {having[0]}.{key} or {having[1]}.{key}"
             )
-        chosen[having[0]][field] = convert(owners[having[0]], field, value)
+        chosen[having[0]][field] = convert(owners[having[0]][0], field, value)
     return chosen
 
 

@@ -29,8 +29,18 @@ class SparQ(Selector):
     def means_values(self) -> bool:
         return self.mean_value
 
+    @property
+    def hybrid_options(self) -> dict[str, int] | None:
+        return None if self.mean_value else {}
+
     def layout(self, budget_tokens: int, tokens: int) -> tuple[int, int] | None:
         return 1, 1 << 62
+
+    def least_rank(self, budget_tokens: int, page_tokens: int, head_dim: int, tokens: int) -> bool:
+        return budget_tokens * head_dim < tokens
+
+    def bounds_share(self, shrink_factor: float, split: float) -> float:
+        return 0.5 * shrink_factor**-split
 
     def select(self, q: Float[Tensor, "B G R D"], step: Step) -> Selection:
         assert step.bounds is not None, "a step that selects by pages has laid them out"
