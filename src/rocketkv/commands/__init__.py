@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from typing import Protocol
 
-from rocketkv.commands import compare, demo, generate, import_model, plan
+from rocketkv.commands import bench, calibrate, chat, compare, demo, diagnose, generate, import_model, plan, policies
 
 
 class Command(Protocol):
@@ -25,7 +25,12 @@ class Command(Protocol):
 COMMANDS: dict[str, Command] = {
     "generate": generate,
     "compare": compare,
+    "chat": chat,
     "plan": plan,
+    "policies": policies,
     "import": import_model,
     "demo": demo,
+    "calibrate": calibrate,
+    "diagnose": diagnose,
+    "bench": bench,
 }

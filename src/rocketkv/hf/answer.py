@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import TextStreamer
+from transformers import StoppingCriteria, StoppingCriteriaList, TextStreamer
 
 from rocketkv.budget import Plan
 from rocketkv.cache.report import CacheReport
@@ -22,12 +22,12 @@ class Answer:
     """A generated text and its cost.
 
     `prefill_s` is the time to the first token. `decode_tokens_per_s` counts only later tokens: None if there
-    are none. `new_tokens` includes the end token. Bytes are those held when the answer is complete.
+    are none. `new_ids` include the end token. Bytes are those held when the answer is complete.
     """
 
     text: str
+    new_ids: list[int]
     prompt_tokens: int
-    new_tokens: int
     policy: str
     plan: Plan
     cache_bytes: int
@@ -35,6 +35,11 @@ class Answer:
     prefill_s: float
     decode_tokens_per_s: float | None
     report: CacheReport
+
+    @property
+    def new_tokens(self) -> int:
+        """How many tokens were generated."""
+        return len(self.new_ids)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values under stable keys, for JSON."""
@@ -63,12 +68,16 @@ def answer(
     temperature: float = 0.0,
     seed: int = 0,
     backend: str = "auto",
+    cache: CompressedCache | None = None,
+    stop: Callable[[], bool] | None = None,
     on_text: Callable[[str], None] | None = None,
     on_prompt_layer: Callable[[int, int], None] | None = None,
 ) -> Answer:
     """Generate an answer to the prompt `ids`.
 
     Args:
+        cache: a cache of this policy that has read the first of `ids` already; a new one if not given.
+        stop: asked after every token whether to end the answer there.
         temperature: 0 takes the likeliest token; above 0 samples, repeatably for one `seed`.
         on_text: called with each piece of text as it is complete.
         on_prompt_layer: called with (layers done, layers) while the prompt is read.
@@ -77,7 +86,8 @@ def answer(
         UnsupportedModelError: for a model whose cache cannot be compressed.
         MemoryError: if memory runs out.
     """
-    cache = CompressedCache(model, policy, planned_new_tokens=planned_new_tokens, backend=backend)
+    if cache is None:
+        cache = CompressedCache(model, policy, planned_new_tokens=planned_new_tokens, backend=backend)
     cache.on_prompt_layer = on_prompt_layer
     clock = _Clock(tokenizer, on_text)
     prompt = torch.tensor([ids], device=model.device)
@@ -86,6 +96,8 @@ def answer(
         sampling: dict[str, Any] = {"do_sample": True, "temperature": temperature}
     else:
         sampling = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
+    if stop is not None:
+        sampling["stopping_criteria"] = StoppingCriteriaList([_Asked(stop)])
     start = time.perf_counter()
     try:
         out = generate(model, policy, cache=cache, input_ids=prompt, attention_mask=torch.ones_like(prompt),
@@ -94,13 +106,13 @@ def answer(
         if "allocate memory" in str(error) or isinstance(error, torch.OutOfMemoryError):
             raise MemoryError(f"memory ran out while {len(ids):,} tokens were read or answered") from error
         raise
-    new_ids = out[0, len(ids) :]
+    new_ids = out[0, len(ids) :].tolist()
     report = cache.report()
     later_s = clock.last_s - clock.first_s
     return Answer(
         text=tokenizer.decode(new_ids, skip_special_tokens=True),
+        new_ids=new_ids,
         prompt_tokens=len(ids),
-        new_tokens=len(new_ids),
         policy=policy.name,
         plan=cache.states[0].plans[0],
         cache_bytes=report.cache_bytes,
@@ -109,6 +121,16 @@ def answer(
         decode_tokens_per_s=(len(new_ids) - 1) / later_s if len(new_ids) > 1 else None,
         report=report,
     )
+
+
+class _Asked(StoppingCriteria):
+    """Ends an answer when `stop` says so."""
+
+    def __init__(self, stop: Callable[[], bool]) -> None:
+        self.stop = stop
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        return torch.full((input_ids.shape[0],), self.stop(), device=input_ids.device)
 
 
 class _Clock(TextStreamer):
