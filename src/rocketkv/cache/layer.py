@@ -62,6 +62,7 @@ class LayerCache:
         self.plans: list[Plan] = []
         self.counters = Counters()
         self.announced_columns = 0
+        self.scaling = 0.0
         self._window: Window | None = None
         self._prompt: Columns | None = None
         self._steps_until_sparse = 0
@@ -75,6 +76,11 @@ class LayerCache:
     def kv(self) -> RaggedKV | None:
         """The flat store, None while the layer is whole."""
         return None if self.ragged is None else self.ragged.kv
+
+    @property
+    def window_queries(self) -> Float[Tensor, "B G R W D"] | None:
+        """The last queries of a prompt that has not ended; None where no evictor wants any."""
+        return None if self._window is None else self._window.queries
 
     def is_prompt(self, new_columns: int) -> bool:
         """Whether a forward of `new_columns` belongs to a prompt; otherwise it is a decode step."""
@@ -116,6 +122,7 @@ class LayerCache:
     def end_chunk(self, new_columns: int, scaling: float) -> None:
         """After the attention of prompt columns: evict if the prompt ends with them, else hold all of them."""
         self.announced_columns = max(0, self.announced_columns - new_columns)
+        self.scaling = scaling
         if self.announced_columns == 0:
             self._end_prompt(scaling)
         elif self.ragged is not None and self._prompt is not None:
@@ -191,6 +198,26 @@ class LayerCache:
         if self.ragged is not None:
             return self.ragged.kv.lengths.double().mean(-1).tolist()
         return [] if self.row_tokens is None else [float(tokens) for tokens in self.row_tokens.tolist()]
+
+    def row_rules(self) -> list[RowRule]:
+        """How each row reads, its pages being laid out for the length it has."""
+        return [RowRule(READ_ALL if self._left_whole(p) else p.slots[1], p.budget_tokens) for p in self.policies]
+
+    def resume(
+        self,
+        policies: tuple[Policy, ...],
+        *,
+        row_tokens: Int[Tensor, "B"],
+        columns: int,
+        plans: list[Plan],
+        counters: Counters,
+        held: WholeLayer | None,
+    ) -> None:
+        """Take up what a saved layer had read; a ragged one is given its store as `ragged` next."""
+        self.policies, self.row_tokens, self.columns = policies, row_tokens, columns
+        self.plans, self.counters, self.held = plans, counters, held
+        if held is not None:
+            self._steps_until_sparse = self._count_steps_until_sparse()
 
     def _admit(self, batch: int, device: torch.device) -> None:
         if self.row_tokens is None:
@@ -292,8 +319,7 @@ class LayerCache:
         """Some row now holds more tokens than its budget: from here on it selects."""
         assert self.held is not None
         keys, values, counts = self.held.compacted()
-        rules = [RowRule(READ_ALL if self._left_whole(p) else p.slots[1], p.budget_tokens) for p in self.policies]
-        self._pack(keys, values, _tokens_of(keys, counts), None, rules)
+        self._pack(keys, values, _tokens_of(keys, counts), None, self.row_rules())
 
     def _pack(self, keys: Tensor, values: Tensor, keep: Tensor, candidates: object, rules: list[RowRule]) -> None:
         basis = None if self.ragged is None else self.ragged.basis
@@ -323,8 +349,8 @@ class LayerCache:
         for basis in bases:
             if basis is not None and basis.shape != (heads, head_dim, head_dim):
                 raise PolicyMisfitError(
-                    f"the key bases are for {basis.shape[0]} KV heads of size {basis.shape[1]}, the model has {heads} of "
-                    f"{head_dim}: calibrate on this model"
+                    f"the key bases are for {basis.shape[0]} KV heads of size {basis.shape[1]}, the model has "
+                    f"{heads} of {head_dim}: calibrate on this model"
                 )
         plain = torch.eye(head_dim, device=keys.device).expand(heads, -1, -1)
         return torch.stack([plain if basis is None else basis.to(keys.device) for basis in bases])

@@ -11,6 +11,9 @@ import numpy as np
 from rocketkv.evals.diagnostics import Diagnosis
 
 DOTS_PER_INCH = 120
+COLOURS = 10
+LINE_STYLES = ("-", "--", ":")
+"""Lines repeat their colours after COLOURS policies, in another style."""
 
 
 class PlotsMissingError(ImportError):
@@ -81,9 +84,10 @@ def _by_step_and_layer(found: Diagnosis, values: np.ndarray, label: str, path: P
     def draw(figure: Any) -> None:
         left, right = figure.subplots(1, 2, sharey=True)
         steps, layers = np.arange(1, values.shape[1] + 1), np.arange(1, values.shape[2] + 1)
-        for name, of_policy in zip(found.policies, values, strict=True):
-            left.plot(steps, of_policy.mean((1, 2)), marker=".", label=name)
-            right.plot(layers, of_policy.mean((0, 2)), marker=".", label=name)
+        for number, (name, of_policy) in enumerate(zip(found.policies, values, strict=True)):
+            style = LINE_STYLES[number // COLOURS % len(LINE_STYLES)]
+            left.plot(steps, of_policy.mean((1, 2)), marker=".", ls=style, label=name)
+            right.plot(layers, of_policy.mean((0, 2)), marker=".", ls=style, label=name)
         left.set(xlabel="decode step", ylabel=label, ylim=(0, 1.02))
         right.set(xlabel="compressed layer")
         left.set_title(f"mean over {len(layers)} layers × {values.shape[3]} KV heads", fontsize=9)

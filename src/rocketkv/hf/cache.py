@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -120,6 +121,8 @@ class CompressedCache(Cache):
         if not policies:
             raise ValueError("no policy was given: give one, or one for each row of the batch")
         self.config = decoder_config(model)
+        self.model = weakref.ref(model)
+        """The model that the cache was made for, while it lives."""
         layers = DynamicCache(config=self.config).layers
         full = [number for number, layer in enumerate(layers) if type(layer) is DynamicLayer]
         if not full:
@@ -153,6 +156,12 @@ class CompressedCache(Cache):
             raise ValueError(f"total_tokens={total_tokens} is below 1: give the columns of the whole prompt")
         for state in self.states:
             state.announced_columns = total_tokens
+
+    def give_rows(self) -> None:
+        """After a shared prompt: the layers that are not compressed get a row for every policy too."""
+        for layer in self.layers:
+            if not isinstance(layer, CompressedLayer):
+                layer.batch_repeat_interleave(len(self.states[0].policies))
 
     def observe_steps(self, observer: Observer | None) -> None:
         """Show every decode step of every compressed layer to `observer`; None ends that."""

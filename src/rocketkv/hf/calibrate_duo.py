@@ -18,7 +18,7 @@ from rocketkv.hf.errors import CalibrationError, ModelError
 from rocketkv.hf.store import locked, write_file
 from rocketkv.policies.base import Evictor, Prompt
 from rocketkv.policies.full import ReadAll
-from rocketkv.policies.head_pattern import SIZES_NAME, TABLE_NAME, HeadPattern
+from rocketkv.policies.head_pattern import SIZES_NAME, TABLE_NAME, HeadPattern, Table
 from rocketkv.policies.two_stage import Composed
 from rocketkv.types import Bool, Float, Int, Tensor
 
@@ -147,8 +147,9 @@ def calibrate_duo(
     """A pattern from one prompt: the mean attention that goes to a passkey while the model is made to repeat it.
 
     A KV head counts as much as the best of its query heads, since one that retrieves is enough to need the tokens.
-    Values are shares of the strongest head's, so that they lie in [0, 1] as the published patterns do. Prompt and
-    answer are read once; only the answer's queries are looked at, so that no T x T matrix is formed.
+    A value is the share of heads with less, so that the threshold is the share of heads that stream: the masses
+    themselves fall off so fast that a threshold on them says little. Prompt and answer are read once; only the answer's
+    queries are looked at, so that no T x T matrix is formed.
 
     Args:
         prompt_tokens: length of the noise text, about; more than sinks, newest tokens and passkeys together.
@@ -175,9 +176,14 @@ def calibrate_duo(
         ids = torch.tensor([[*prompt.prompt_ids, *prompt.answer_ids]], device=model.device)
         model(ids, use_cache=True, logits_to_keep=1, **cache.kwargs)
     mass = torch.stack(watcher.masses).amax(-1)  # [layers, G]
-    values = mass / mass.max().clamp(min=torch.finfo(mass.dtype).tiny)
-    table = tuple(tuple(round(value, 6) for value in row) for row in values.tolist())
-    return HeadPattern(table, sink_tokens, recent_tokens)
+    return HeadPattern(ranked(mass), sink_tokens, recent_tokens)
+
+
+def ranked(mass: Float[Tensor, "layers G"]) -> Table:
+    """Each head's share of heads with less mass: 1 for the strongest, 0 for the weakest."""
+    ranks = mass.flatten().argsort(stable=True).argsort(stable=True).view_as(mass).double()
+    values = ranks / max(mass.numel() - 1, 1)
+    return tuple(tuple(round(value, 6) for value in row) for row in values.tolist())
 
 
 def save_pattern(pattern: HeadPattern, folder: Path, *, model_name: str) -> None:
