@@ -10,10 +10,20 @@ from typing import Any
 
 from rocketkv.evals.task import Task
 from rocketkv.evals.tasks.niah import Needle
+from rocketkv.evals.tasks.ruler_needles import RECIPES, RulerNeedles
+from rocketkv.evals.tasks.ruler_qa import RulerQuestions
+from rocketkv.evals.tasks.ruler_tracking import RulerTracking
+from rocketkv.evals.tasks.ruler_words import RulerCommonWords, RulerFrequentWords
 from rocketkv.policies.options import convert, options_of
 
 TASKS: dict[str, Callable[..., Task]] = {
     "niah": Needle,
+    **{f"ruler/{variant}": partial(RulerNeedles, variant) for variant in RECIPES},
+    "ruler/vt": partial(RulerTracking, "vt"),
+    "ruler/cwe": partial(RulerCommonWords, "cwe"),
+    "ruler/fwe": partial(RulerFrequentWords, "fwe"),
+    "ruler/qa_1": partial(RulerQuestions, "qa_1"),
+    "ruler/qa_2": partial(RulerQuestions, "qa_2"),
 }
 RESERVED = ("variant",)
 """Fields that the name sets."""
