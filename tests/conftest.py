@@ -1,5 +1,6 @@
 """Shape checks at run time (in tests only), seeds, and the tiny models."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -7,6 +8,8 @@ import pytest
 import torch
 from jaxtyping import install_import_hook
 
+# GPU kernels run in Triton's interpreter, over CPU tensors; set TRITON_INTERPRET=0 to run their tests on a GPU.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 sys.path.insert(0, str(Path(__file__).parent))
 import support.typecheck  # noqa: F401
 

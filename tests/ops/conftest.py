@@ -5,7 +5,7 @@ import torch
 
 from support import backends
 
-ANY_BACKEND = ("test_dispatch", "test_kernels", "test_int8")
+ANY_BACKEND = ("test_dispatch", "test_kernels", "test_int8", "test_triton")
 """Modules that name their backends themselves."""
 
 
@@ -20,7 +20,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     def refused(item: pytest.Item) -> bool:
         given = getattr(item, "callspec", None)
-        return bool(given) and given.params.get("_backend") == "cpu" and given.params.get("dtype") == torch.float64
+        return (
+            bool(given)
+            and given.params.get("_backend") in ("cpu", "triton")
+            and given.params.get("dtype") == torch.float64
+        )
 
     config.hook.pytest_deselected(items=[item for item in items if refused(item)])
     items[:] = [item for item in items if not refused(item)]

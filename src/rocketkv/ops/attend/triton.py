@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 import triton.language as tl
 
-from rocketkv.ops.kernel.triton import PROGRAMS, block, kernel, launch, precisions, require, tile
+from rocketkv.ops.kernel.triton import PROGRAMS, block, kernel, launch, nearest, precisions, require, tile
 from rocketkv.types import Float, Int, RaggedKV, Tensor
 
 
@@ -70,7 +70,7 @@ def _combine(parts, peaks, totals, result, splits, R, V, VALUES: tl.constexpr):
         total = total * shrink + weight * tl.load(totals + row)
         peak = higher
     out = out / tl.where(total > 0, total, 1.0)
-    tl.store(result + (segment * R + r) * V + v, out, mask=v < V)
+    tl.store(result + (segment * R + r) * V + v, nearest(out, result.dtype.element_ty), mask=v < V)
 
 
 def attend(

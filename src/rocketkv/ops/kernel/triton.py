@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import triton
+import triton.language as tl
 
 from rocketkv.ops.dispatch import BackendError
 from rocketkv.types import Tensor
@@ -23,6 +24,16 @@ PROGRAMS = 256
 def kernel(function: Callable[..., Any]) -> Any:
     """Compile a function with Triton; wrappers around it (shape checks in tests) are taken off first."""
     return triton.jit(inspect.unwrap(function))
+
+
+@kernel
+def nearest(x, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
+    """float32 in `dtype`, rounded to nearest even. Spelt out for bfloat16, which the interpreter's cast truncates."""
+    if dtype == tl.bfloat16:
+        bits = x.to(tl.int32, bitcast=True)
+        rounded = bits + 0x7FFF + ((bits >> 16) & 1)
+        return (tl.where(x == x, rounded, 0x7FC00000) >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    return x.to(dtype)
 
 
 def launch(compiled: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:

@@ -6,10 +6,11 @@ from __future__ import annotations
 import torch
 import triton.language as tl
 
-from rocketkv.ops.kernel.triton import kernel, launch, require
+from rocketkv.ops.kernel.triton import block, kernel, launch, require
 from rocketkv.types import Float, Int, Tensor
 
-BLOCK = 1024
+BLOCK_PAGES = 4096
+"""Most pages whose scores one program keeps in registers."""
 
 
 @kernel
@@ -17,6 +18,14 @@ def _sortable(score):
     """Numbers from 0 to 2^32 - 1 in the order of float32 scores; equal scores, zeros of both signs too, are equal."""
     bits = tl.where(score == 0, 0.0, score).to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) + 2147483648
+
+
+@kernel
+def _pages(scores, page, used, size, low, high):
+    """Sortable scores of some pages, and how many of their tokens lie from `low` to `high`; none behind the last."""
+    score = tl.load(scores + page, mask=page < used, other=float("-inf"))
+    free = tl.minimum(page * size + size, high) - tl.maximum(page * size, low)
+    return _sortable(score), tl.where(page < used, tl.maximum(free, 0), 0)
 
 
 @kernel
@@ -33,27 +42,24 @@ def _topk(
     low = tl.minimum(tl.minimum(count, length), sink_tokens)
     high = tl.maximum(length - tl.minimum(tl.maximum(count - sink_tokens, 0), local_tokens), low)
     wanted = count - low - (length - high)
-    used = tl.cdiv(length, size)
+    used = (length + size - 1) // size
 
-    # The largest threshold that at least `wanted` free tokens reach, bit by bit from the highest.
+    # The largest threshold that at least `wanted` free tokens reach, bit by bit from the highest. The first block of
+    # pages stays in registers; only a long segment has more.
+    key, free = _pages(scores, offset, used, size, low, high)
     threshold = tl.zeros([1], tl.int64)
     for bit in range(0, 32):
         trial = threshold + (tl.full([1], 2147483648, tl.int64) >> bit)
-        reached = tl.zeros([BLOCK], tl.int64)
-        for at in range(0, used, BLOCK):
-            page = at + offset
-            score = tl.load(scores + page, mask=page < used, other=float("-inf"))
-            free = tl.minimum(page * size + size, high) - tl.maximum(page * size, low)
-            takes = (page < used) & (_sortable(score) >= trial)
-            reached += tl.where(takes, tl.maximum(free, 0), 0)
+        reached = tl.where(key >= trial, free, 0)
+        for at in range(BLOCK, used, BLOCK):
+            more, there = _pages(scores, at + offset, used, size, low, high)
+            reached += tl.where(more >= trial, there, 0)
         threshold = tl.where(tl.sum(reached, 0) >= wanted, trial, threshold)
 
-    above = tl.zeros([BLOCK], tl.int64)
-    for at in range(0, used, BLOCK):
-        page = at + offset
-        score = tl.load(scores + page, mask=page < used, other=float("-inf"))
-        free = tl.minimum(page * size + size, high) - tl.maximum(page * size, low)
-        above += tl.where((page < used) & (_sortable(score) > threshold), tl.maximum(free, 0), 0)
+    above = tl.where(key > threshold, free, 0)
+    for at in range(BLOCK, used, BLOCK):
+        more, there = _pages(scores, at + offset, used, size, low, high)
+        above += tl.where(more > threshold, there, 0)
     ties = wanted - tl.sum(above, 0)  # how many of those that score exactly the threshold are taken, from the front
 
     tied, written = tl.zeros([1], tl.int64), tl.zeros([1], tl.int64)
@@ -122,6 +128,7 @@ def topk_tokens_within(
         width,
         sink_tokens,
         local_tokens,
-        BLOCK=BLOCK,
+        BLOCK=block(pages, least=128, most=BLOCK_PAGES),
+        num_warps=8,
     )
     return chosen
