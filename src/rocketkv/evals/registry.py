@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from rocketkv.evals.task import Task
+from rocketkv.evals.tasks.longbench import METRICS, LongBench
 from rocketkv.evals.tasks.niah import Needle
 from rocketkv.evals.tasks.ruler_needles import RECIPES, RulerNeedles
 from rocketkv.evals.tasks.ruler_qa import RulerQuestions
@@ -24,6 +25,7 @@ TASKS: dict[str, Callable[..., Task]] = {
     "ruler/fwe": partial(RulerFrequentWords, "fwe"),
     "ruler/qa_1": partial(RulerQuestions, "qa_1"),
     "ruler/qa_2": partial(RulerQuestions, "qa_2"),
+    **{f"longbench/{variant}": partial(LongBench, variant) for variant in METRICS},
 }
 RESERVED = ("variant",)
 """Fields that the name sets."""

@@ -7,7 +7,6 @@ first.
 
 from __future__ import annotations
 
-import json
 import random
 from dataclasses import dataclass
 from functools import cache
@@ -16,6 +15,7 @@ from typing import Any, ClassVar
 
 from rocketkv.evals.task import Example
 from rocketkv.evals.tasks.match import string_match_part
+from rocketkv.evals.tasks.rows import read_json
 from rocketkv.evals.tasks.ruler import SAMPLES, Draft, RulerTask
 
 INSTRUCTION = (
@@ -98,8 +98,9 @@ class RulerQuestions(RulerTask):
 @cache
 def read_squad(path: Path) -> tuple[list[Question], list[str]]:
     """The answerable questions of a SQuAD file, and its paragraphs. Raises ValueError for another format."""
+    loaded = read_json(path)
     try:
-        articles = _json(path)["data"]
+        articles = loaded["data"]
         documents = sorted({p["context"] for article in articles for p in article["paragraphs"]})
         number = {text: place for place, text in enumerate(documents)}
         questions = []
@@ -120,8 +121,8 @@ def read_squad(path: Path) -> tuple[list[Question], list[str]]:
 @cache
 def read_hotpotqa(path: Path) -> tuple[list[Question], list[str]]:
     """The questions of a HotpotQA file, and its paragraphs under their titles. Raises ValueError for another format."""
+    rows = read_json(path)
     try:
-        rows = _json(path)
         documents = sorted({_document(title, text) for row in rows for title, text in row["context"]})
         number = {text: place for place, text in enumerate(documents)}
         questions = []
@@ -138,15 +139,6 @@ def read_hotpotqa(path: Path) -> tuple[list[Question], list[str]]:
 
 def _document(title: str, sentences: list[str]) -> str:
     return f"{title}\n{''.join(sentences)}"
-
-
-def _json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
 
 
 def _malformed(path: Path, variant: str, error: Exception) -> ValueError:
