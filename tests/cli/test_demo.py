@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rocketkv.demo import make_demo
+from rocketkv.evals.demo import make_demo
 
 
 def test_the_fact_is_in_the_text_once_and_in_no_other_part():

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Answer under Full-KV and RocketKV, print both side by side, and say which found the number."""
-    from rocketkv.demo import make_demo
+    from rocketkv.evals.demo import make_demo
 
     teller = Teller(quiet=args.json)
     demo = make_demo()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rocketkv.demo import language_reference
+from rocketkv.evals.demo import language_reference
 
 ADJECTIVES = ("amber", "brisk", "calm", "distant", "eager", "frosty", "gentle", "hollow", "ivory", "jolly")
 NOUNS = ("anchor", "basket", "candle", "desert", "engine", "forest", "garden", "harbor", "island", "jacket")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from rocketkv.demo import language_reference
+from rocketkv.evals.demo import language_reference
 
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 """The noise of the passkey task (Mohtashami and Jaggi, 2023, arXiv:2305.16300), of RULER too."""
