@@ -62,7 +62,7 @@ $(VENV)/.installed: $(VENV)/.torch pyproject.toml constraints.txt
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "installing what tests, lint and types need"
-	@$(PIP) install -c constraints.txt -e '.[gguf,test,dev]'
+	@$(PIP) install -c constraints.txt -e '.[gguf,plots,test,dev]'
 	@touch $@
 
 $(OVERLAY)/.installed: Makefile $(VENV)/.installed-dev

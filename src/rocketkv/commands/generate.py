@@ -28,9 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_prompt_arguments(parser)
     add_answer_arguments(parser)
     group = parser.add_argument_group("policy")
-    group.add_argument(
-        "--policy", default="rocketkv", metavar="P", help="the policy by name (default rocketkv)"
-    )
+    group.add_argument("--policy", default="rocketkv", metavar="P", help="the policy by name (default rocketkv)")
     group.add_argument(
         "--budget", type=whole(1), default=DEFAULT_BUDGET_TOKENS, metavar="N",
         help="tokens read per step and KV head, by the plan (default %(default)s); full has none",
@@ -59,8 +57,7 @@ def report_lines(answer: Answer) -> list[str]:
     rate = answer.decode_tokens_per_s
     speed = "" if rate is None else f", then {rate:.1f} tokens/s"
     lines = [
-        f"{answer.policy}: {answer.prompt_tokens:,} prompt tokens, {answer.new_tokens:,} new; "
-        f"{plan_words(answer)}",
+        f"{answer.policy}: {answer.prompt_tokens:,} prompt tokens, {answer.new_tokens:,} new; {plan_words(answer)}",
         f"cache {megabytes(answer.cache_bytes)}, {100 * report.kept_fraction:.0f} % of a full one's "
         f"{megabytes(answer.full_cache_bytes)}; first token after {duration(answer.prefill_s)}{speed}",
     ]
@@ -76,12 +73,17 @@ def plan_words(answer: Answer) -> str:
     plan = answer.plan
     if answer.policy == "full":
         return "everything kept and read"
+    equivalent = answer.report.equivalent_tokens[0]
+    if equivalent is not None:
+        share = 100 * equivalent / plan.context_tokens
+        return (
+            f"kept {equivalent:,.0f} tokens per KV head ({share:.0f} %): its full heads decide that, "
+            f"not the budget of {plan.budget_tokens:,}"
+        )
     if not plan.dense:
         return (
             f"kept {plan.kept_tokens:,} ({100 * plan.kept_tokens / plan.context_tokens:.0f} %), "
             f"pages of {plan.page_tokens}, rank {plan.rank}, {plan.read_tokens:,} read per step"
         )
-    later = (
-        "selection began when the answer outgrew it" if answer.report.sparse_steps else "every step was dense"
-    )
+    later = "selection began when the answer outgrew it" if answer.report.sparse_steps else "every step was dense"
     return f"nothing was evicted, the prompt fits in the budget of {plan.budget_tokens:,}, and {later}"

@@ -16,7 +16,10 @@ ANSWER_CHARACTERS = 24
 
 
 def label(answer: Answer) -> str:
-    """The policy, with its budget where it has one."""
+    """The policy, with its budget where it has one, or the budget that it costs where that does not bind it."""
+    equivalent = answer.report.equivalent_tokens[0]
+    if equivalent is not None:
+        return f"{answer.policy} (={equivalent:,.0f})"
     return answer.policy if answer.policy == "full" else f"{answer.policy} {answer.plan.budget_tokens}"
 
 
