@@ -10,7 +10,12 @@ from typing import Any
 
 from rocketkv.evals.task import Task
 from rocketkv.evals.tasks.longbench import METRICS, LongBench
+from rocketkv.evals.tasks.multi_file import SCBenchFile
+from rocketkv.evals.tasks.multi_retrieval import KeyValues, PrefixSuffix, Tracking
+from rocketkv.evals.tasks.multi_shots import ManyShots
 from rocketkv.evals.tasks.niah import Needle
+from rocketkv.evals.tasks.retrieval_files import LongEvalLines, LostInTheMiddle
+from rocketkv.evals.tasks.ruler_file import NEW_TOKENS, RulerFile
 from rocketkv.evals.tasks.ruler_needles import RECIPES, RulerNeedles
 from rocketkv.evals.tasks.ruler_qa import RulerQuestions
 from rocketkv.evals.tasks.ruler_tracking import RulerTracking
@@ -25,7 +30,15 @@ TASKS: dict[str, Callable[..., Task]] = {
     "ruler/fwe": partial(RulerFrequentWords, "fwe"),
     "ruler/qa_1": partial(RulerQuestions, "qa_1"),
     "ruler/qa_2": partial(RulerQuestions, "qa_2"),
+    **{f"ruler-file/{variant}": partial(RulerFile, variant) for variant in NEW_TOKENS},
     **{f"longbench/{variant}": partial(LongBench, variant) for variant in METRICS},
+    "multi/kv": KeyValues,
+    "multi/prefix-suffix": PrefixSuffix,
+    "multi/vt": Tracking,
+    "multi/many-shot": ManyShots,
+    "scbench": SCBenchFile,
+    "lost-in-the-middle": LostInTheMiddle,
+    "longeval-lines": LongEvalLines,
 }
 RESERVED = ("variant",)
 """Fields that the name sets."""
