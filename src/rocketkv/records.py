@@ -81,7 +81,7 @@ def _stamp() -> dict[str, Any]:
 
 
 def _commit(folder: Path) -> tuple[str | None, bool | None]:
-    """The commit of the checkout that `folder` is in, and whether tracked files differ from it; None outside of one."""
+    """The commit of the checkout that `folder` is in, and whether files in it differ from that; None outside of one."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(folder), *arguments]
@@ -89,7 +89,7 @@ def _commit(folder: Path) -> tuple[str | None, bool | None]:
 
     try:
         git("ls-files", "--error-unmatch", "records.py")
-        return git("rev-parse", "HEAD"), bool(git("status", "--porcelain", "--untracked-files=no"))
+        return git("rev-parse", "HEAD"), bool(git("status", "--porcelain", "--", str(folder)))
     except (OSError, subprocess.SubprocessError):
         return None, None
 

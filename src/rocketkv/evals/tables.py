@@ -1,0 +1,102 @@
+"""Scores in tables: mean, n, a bootstrap interval, and the paired difference to Full-KV, from records alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+RESAMPLES = 2000
+LEVEL = 0.95
+FULL = "full"
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean of `n` values and its bootstrap interval; without width where n is 1 or all values are the same."""
+
+    mean: float
+    low: float
+    high: float
+    n: int
+
+
+@dataclass(frozen=True)
+class Line:
+    """One policy at one budget on one task: scores from 0 to 1, and score minus Full-KV's on the same rows.
+
+    `difference` is None for Full-KV itself, and where Full-KV has no record of any of the rows.
+    """
+
+    task: str
+    max_tokens: int
+    policy: str
+    budget_tokens: int | None
+    score: Interval
+    difference: Interval | None
+
+
+def interval(values: Sequence[float], *, seed: int = 0) -> Interval:
+    """The mean with a percentile bootstrap interval of LEVEL; the same values and seed give the same interval.
+
+    Raises ValueError without values.
+    """
+    if not len(values):
+        raise ValueError("no values: an interval needs at least one")
+    array = np.asarray(values, dtype=np.float64)
+    draw = np.random.default_rng(seed)
+    means = array[draw.integers(0, len(array), (RESAMPLES, len(array)))].mean(1)
+    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Interval(float(array.mean()), float(low), float(high), len(array))
+
+
+def lines_of(records: Iterable[Record], *, by_task: bool = True) -> list[Line]:
+    """A line for every task, length, policy and budget, in the order in which they come in the records.
+
+    Rows of Full-KV and of others are paired by example and turn. Without `by_task` all tasks of a length are one, each
+    row counting the same.
+    """
+    groups: dict[tuple[str, int, str, int | None], list[Record]] = {}
+    full: dict[tuple[Any, ...], float] = {}
+    for record in records:
+        task = record["task"] if by_task else "all tasks"
+        key = (task, record["max_tokens"], record["policy"], record["budget_tokens"])
+        groups.setdefault(key, []).append(record)
+        if record["policy"] == FULL:
+            full[_row(record)] = record["score"]
+    lines = []
+    for (task, tokens, policy, budget), rows in groups.items():
+        pairs = [row["score"] - full[_row(row)] for row in rows if _row(row) in full]
+        difference = interval(pairs) if pairs and policy != FULL else None
+        lines.append(Line(task, tokens, policy, budget, interval([row["score"] for row in rows]), difference))
+    return lines
+
+
+def unreached(lines: Iterable[Line]) -> list[Line]:
+    """Lines that beat Full-KV by an interval that leaves out 0: a full cache that scores below is worth a look."""
+    return [line for line in lines if line.difference is not None and line.difference.low > 0]
+
+
+def markdown(lines: Sequence[Line]) -> str:
+    """A Markdown table; scores and differences in points of 100."""
+    head = ["task", "length (tokens)", "policy", "budget (tokens)", "score", "95 % interval", "n", "minus Full-KV"]
+    rows = [head, ["---", "--:", "---", "--:", "--:", "--:", "--:", "--:"]]
+    for line in lines:
+        score, gap = line.score, line.difference
+        beside = "" if gap is None else f"{100 * gap.mean:+.1f} ({100 * gap.low:+.1f} to {100 * gap.high:+.1f})"
+        if gap is not None and gap.n != score.n:
+            beside += f", n {gap.n}"
+        budget = "-" if line.budget_tokens is None else f"{line.budget_tokens:,}"
+        between = f"{100 * score.low:.1f} to {100 * score.high:.1f}"
+        rows.append([line.task, f"{line.max_tokens:,}", line.policy, budget, f"{100 * score.mean:.1f}", between,
+                     str(score.n), beside])  # fmt: skip
+    return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows)
+
+
+def _row(record: Record) -> tuple[Any, ...]:
+    """What is the same for a row under all policies."""
+    names = ("model", "dtype", "weights", "example", "turn", "protocol", "turns")
+    return tuple(record.get(name) for name in names)
