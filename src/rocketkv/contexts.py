@@ -9,11 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -56,7 +56,7 @@ def save_context(cache: CompressedCache, folder: str | Path) -> None:
     facts = {
         "format": FORMAT,
         "rocketkv": __version__,
-        "transformers": transformers.__version__,
+        "transformers": metadata.version("transformers"),
         "model": fingerprint(model),
         **facts,
     }
@@ -147,7 +147,8 @@ def _restore_foreign(layer: Any, tensors: Mapping[str, Tensor], facts: Mapping[s
             f"a layer is a {type(layer).__name__} in this version of transformers, it was a {facts['class']}"
         )
     dtypes = {name: getattr(torch, dtype) for name, dtype in facts["dtypes"].items()}
-    for name, value in (tensors | dtypes | dict.fromkeys(facts["devices"], device) | facts["values"]).items():
+    devices = dict.fromkeys(facts["devices"], device)
+    for name, value in {**tensors, **dtypes, **devices, **facts["values"]}.items():
         setattr(layer, name, value)
 
 

@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> None:
 
 def summary(found: Diagnosis) -> str:
     """A line a policy: tokens read per step and KV head, recall and mass, each as the mean and in the worst layer."""
-    rows = [HEADS]
+    rows: list[tuple[str, ...]] = [HEADS]
     for name, recall, mass, read in zip(found.policies, found.recall, found.mass, found.read_tokens, strict=True):
         numbers = (recall.mean(), recall.mean((0, 2)).min(), mass.mean(), mass.mean((0, 2)).min())
         rows.append((name, f"{read.mean():,.1f}", *(f"{number:.3f}" for number in numbers)))

@@ -48,7 +48,8 @@ class Diagnosis:
 
     def save(self, path: Path) -> None:
         """Write all of it as one .npz file."""
-        np.savez_compressed(path, **{name: np.asarray(value) for name, value in vars(self).items()})
+        arrays: dict[str, Any] = {name: np.asarray(value) for name, value in vars(self).items()}
+        np.savez_compressed(path, **arrays)
 
 
 class _Watch:

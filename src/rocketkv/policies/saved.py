@@ -13,10 +13,8 @@ from rocketkv.policies.head_pattern import HeadPattern
 from rocketkv.policies.registry import EVICTORS, SELECTORS, WHOLE_POLICIES
 from rocketkv.policies.two_stage import Composed
 
-KINDS: dict[str, Any] = {
-    part.__name__: part
-    for part in (*WHOLE_POLICIES.values(), *EVICTORS.values(), *SELECTORS.values(), Composed, HeadPattern)
-}
+_CLASSES: list[Any] = [*WHOLE_POLICIES.values(), *EVICTORS.values(), *SELECTORS.values(), Composed, HeadPattern]
+KINDS: dict[str, Any] = {part.__name__: part for part in _CLASSES}
 """Every class that may be saved, by its name; those in the registry are here by themselves."""
 
 
