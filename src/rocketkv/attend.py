@@ -62,15 +62,30 @@ def decode_attend(
     out = q.new_empty(*q.shape[:-1], values.shape[-1])
     elements, reads = 0, []
     for group in cache.ragged.groups:
-        step = cache.ragged.step(group, scaling)
-        chosen = group.selector.select(group.pick(q), step)
-        out[slice(None) if group.rows is None else group.rows] = read(group, group.pick(q), step, chosen)
-        reads.append((group, step, chosen))
-        elements += chosen.estimate_elements + int(chosen.counts.sum()) * (q.shape[-1] + values.shape[-1])
+        step, mine = cache.ragged.step(group, scaling), group.pick(q)
+        place = slice(None) if group.rows is None else group.rows
+        options = group.selector.hybrid_options
+        if options is not None and cache.observer is None:
+            out[place], seen = read_hybrid(mine, step, options)
+        else:
+            chosen = group.selector.select(mine, step)
+            out[place] = read(group, mine, step, chosen)
+            reads.append((group, step, chosen))
+            seen = chosen.estimate_elements + int(chosen.counts.sum()) * (q.shape[-1] + values.shape[-1])
+        elements += seen
     cache.count_step(elements * keys.element_size())
     if cache.observer is not None:
         cache.observer(cache, q, scaling, reads)
     return out[:, :, :, None]
+
+
+def read_hybrid(
+    q: Float[Tensor, "B G R D"], step: Step, options: dict[str, int]
+) -> tuple[Float[Tensor, "B G R Dv"], int]:
+    """The selector's choice and the attention over it in one op, and the stored numbers that were read."""
+    inputs = (q, step.kv, step.candidates, step.bounds, step.lengths, step.budget_tokens)
+    hybrid = op("hybrid_attend", "hybrid_attend", step.backend)
+    return hybrid(*inputs, scaling=step.scaling, **options)
 
 
 def read(group: Group, q: Float[Tensor, "B G R D"], step: Step, chosen: Selection) -> Float[Tensor, "B G R Dv"]:

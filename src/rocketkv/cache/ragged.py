@@ -108,7 +108,7 @@ class RaggedLayer:
         self._quiet_steps -= 1
         if event:
             self._make_room()
-        append(self.kv, keys, values, row_tokens)
+        append(self.kv, keys, values, row_tokens, self.backend)
         if self.candidates is not None:
             append_newest(self.candidates, self.kv)
         if event:

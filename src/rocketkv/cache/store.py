@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import torch
 
+from rocketkv.ops.dispatch import op
 from rocketkv.ops.ragged import segment_index, segment_starts
 from rocketkv.types import Bool, Candidates, Float, Int, RaggedKV, Tensor
 
@@ -59,18 +60,19 @@ def choose(keep: Bool[Tensor, "B G C"], stored: Bool[Tensor, "B G C"]) -> Candid
 
 
 def append(
-    kv: RaggedKV, keys: Float[Tensor, "B G D"], values: Float[Tensor, "B G Dv"], row_tokens: Int[Tensor, "B"]
+    kv: RaggedKV,
+    keys: Float[Tensor, "B G D"],
+    values: Float[Tensor, "B G Dv"],
+    row_tokens: Int[Tensor, "B"],
+    backend: str,
 ) -> None:
     """Write one token per segment behind its last one, in place; it is its row's last of `row_tokens`.
 
     There must be room (`grow`).
     """
-    slot = kv.starts + kv.lengths
-    kv.keys[slot] = keys
-    kv.values[slot] = values
     if kv.positions is not None:
-        kv.positions[slot] = row_tokens[:, None] - 1
-    kv.lengths = kv.lengths + 1
+        kv.positions[kv.starts + kv.lengths] = row_tokens[:, None] - 1
+    op("append_token", "append_token", backend)(keys, values, kv)
 
 
 def append_newest(candidates: Candidates, kv: RaggedKV) -> None:

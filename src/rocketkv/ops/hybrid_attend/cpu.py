@@ -5,17 +5,22 @@ The arithmetic is that of the ops it is made of, block by block, so that both wa
 
 from __future__ import annotations
 
+from typing import Any
+
 import numba
 import numpy as np
 import torch
 
-from rocketkv.ops.attend.cpu import BLOCK_TOKENS, attend_block, merge
+from rocketkv.ops.attend.cpu import BLOCK_TOKENS, attend, attend_block, merge
+from rocketkv.ops.hybrid_attend.reference import composed
 from rocketkv.ops.kernel.cpu import bits, kernel, set_threads, table
-from rocketkv.ops.page_scores.cpu import BLOCK_PAGES, add_rows, chosen_rows, spread
-from rocketkv.ops.topk_tokens.cpu import best_tokens
+from rocketkv.ops.page_scores.cpu import BLOCK_PAGES, add_rows, chosen_rows, page_scores, spread
+from rocketkv.ops.topk_tokens.cpu import best_tokens, topk_tokens
 from rocketkv.ops.vector.cpu import widened
 from rocketkv.types import Candidates, Float, Int, PageBounds, RaggedKV, Tensor
 
+SPLIT_TOKENS = 2048
+"""Budget from which one segment's step is long enough to be split among threads."""
 NO_SLOTS = np.empty(0, np.int32)
 
 
@@ -33,7 +38,8 @@ def hybrid_attend(
 ) -> tuple[Float[Tensor, "B G R Dv"], int]:
     """The reference's output, summed in float32, and the stored numbers that were read.
 
-    A segment is one task: it is no faster on more cores than there are (row, KV head) pairs.
+    A segment is one task where there are enough of them; fewer than threads are split up, op by op, from budgets of
+    SPLIT_TOKENS.
 
     Raises:
         BackendError: for tensors that are not on the CPU, or of another dtype than float32, bfloat16 and float16.
@@ -42,7 +48,10 @@ def hybrid_attend(
     out = torch.empty(*q.shape[:3], kv.values.shape[1])
     slots = NO_SLOTS if candidates is None else candidates.slots.numpy()
     slot_starts = table(kv.starts if candidates is None else candidates.starts)
-    set_threads()
+    if lengths.numel() < set_threads() and int(budget_tokens.max()) >= SPLIT_TOKENS:
+        ops = page_scores, topk_tokens, attend
+        options: dict[str, Any] = {"scaling": scaling, "sink_tokens": sink_tokens, "local_tokens": local_tokens}
+        return composed(ops, q, kv, candidates, bounds, lengths, budget_tokens, **options)
     elements = _step(
         bits(name, q), bits(name, kv.keys), bits(name, kv.values), table(kv.starts), slots, slot_starts,
         bits(name, bounds.data), table(bounds.upper), table(bounds.lower), table(bounds.pitch),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from rocketkv.ops.attend.reference import attend
@@ -34,14 +37,34 @@ def hybrid_attend(
 
     Paper: second stage, hybrid sparse attention.
     """
+    ops = page_scores, topk_tokens, attend
+    options: dict[str, Any] = {"scaling": scaling, "sink_tokens": sink_tokens, "local_tokens": local_tokens}
+    return composed(ops, q, kv, candidates, bounds, lengths, budget_tokens, **options)
+
+
+def composed(
+    ops: tuple[Callable[..., Tensor], Callable[..., Tensor], Callable[..., Tensor]],
+    q: Float[Tensor, "B G R D"],
+    kv: RaggedKV,
+    candidates: Candidates | None,
+    bounds: PageBounds,
+    lengths: Int[Tensor, "B G"],
+    budget_tokens: Int[Tensor, "B"],
+    *,
+    scaling: float,
+    sink_tokens: int,
+    local_tokens: int,
+) -> tuple[Float[Tensor, "B G R Dv"], int]:
+    """The step from any backend's page_scores, topk_tokens and attend."""
+    score, choose, exact = ops
     head_dim, value_dim = q.shape[-1], kv.values.shape[-1]
     page_tokens, budget = bounds.page_tokens[:, None], budget_tokens[:, None]  # [B, 1]
     rank = (budget * page_tokens * head_dim // lengths.clamp(min=1)).clamp(1, head_dim)  # [B, G]
-    scores = page_scores(q, bounds, lengths, rank=rank, scaling=scaling)
+    scores = score(q, bounds, lengths, rank=rank, scaling=scaling)
     counts = torch.where(lengths <= budget, lengths, (budget // 2).clamp(max=lengths))
-    slots = topk_tokens(scores, lengths, bounds.page_tokens, counts, sink_tokens=sink_tokens, local_tokens=local_tokens)
+    slots = choose(scores, lengths, bounds.page_tokens, counts, sink_tokens=sink_tokens, local_tokens=local_tokens)
     if candidates is not None:
         slots = candidates.slots[candidates.starts[..., None] + slots].long()
     estimate = torch.where(counts < lengths, -(-lengths // page_tokens) * rank, 0)
     elements = (estimate + counts * (head_dim + value_dim)).sum()
-    return attend(q, kv, slots, counts, scaling=scaling), int(elements)
+    return exact(q, kv, slots, counts, scaling=scaling), int(elements)
