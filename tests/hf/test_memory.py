@@ -74,7 +74,7 @@ def test_bytes_follow_the_plan(split: float | None, dtype: str) -> None:
     pairs = capacity * 2 * head_dim
     bounds = pages * head_dim * (2 if plan.page_tokens > 1 else 1)
     expected = layers * heads * (pairs + bounds) * size
-    tables = layers * heads * 8 * (3 + 3)  # starts, lengths, capacities; upper, lower, pitch
+    tables = layers * 8 * (heads * (3 + 3) + 2)  # starts, lengths, capacities; upper, lower, pitch; page, budget
     assert cache.report().cache_bytes == expected + tables
     assert cache.report().full_cache_bytes == layers * heads * 701 * 2 * head_dim * size
 
