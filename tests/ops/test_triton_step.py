@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rocketkv.attend import read
 from rocketkv.cache.positions import padded_positions
 from rocketkv.cache.ragged import READ_ALL, RaggedLayer, RowRule
-from rocketkv.cache.static import CapturedStep, StaticStep
+from rocketkv.cache.static import Capture, CapturedStep, StaticStep
 from rocketkv.cache.store import choose, pack
 from rocketkv.ops.dispatch import BackendError
 from rocketkv.ops.ragged import padded
@@ -78,17 +78,27 @@ def token_of(rows: int, seed: int, tokens: int) -> tuple[torch.Tensor, ...]:
     return tuple(x.to(DEVICE) for x in (*parts, torch.full((rows,), tokens)))
 
 
-def stand_in(work: Callable[[], None]) -> Callable[[], None]:
-    """A graph where there is none: nothing when captured, the same work on the same tensors at each replay."""
-    return work
+def graphs_of(layer: RaggedLayer) -> Capture | None:
+    """A graph's stand-in where there is no GPU: the same work at each replay, on the memory it was captured with."""
+
+    def capture(work: Callable[[], None]) -> Callable[[], None]:
+        memory = [tensor.data_ptr() for tensor in layer.tensors()]
+
+        def replay() -> None:
+            assert memory == [tensor.data_ptr() for tensor in layer.tensors()]
+            work()
+            assert memory == [tensor.data_ptr() for tensor in layer.tensors()]
+
+        return replay
+
+    return capture if DEVICE == "cpu" else None
 
 
 @pytest.mark.parametrize(("case", "subset"), [*((case, False) for case in CASES), ("two_groups", True)])
 def test_many_steps_equal_the_ordinary_path(case: str, subset: bool) -> None:
     rules = CASES[case]
     usual, fixed = (layer_of(rules, subset=subset, backend=backend) for backend in ("reference", "triton"))
-    capture = stand_in if DEVICE == "cpu" else None
-    step = CapturedStep(fixed, SCALING, capture)
+    step = CapturedStep(fixed, SCALING, graphs_of(fixed))
     for i in range(7):
         token = token_of(len(rules), i, 56 + i)
         torch.testing.assert_close(step(*token), ordinary(usual, *token), rtol=1e-5, atol=1e-5)
@@ -101,11 +111,12 @@ def test_many_steps_equal_the_ordinary_path(case: str, subset: bool) -> None:
 
 def test_an_ordinary_token_in_between_is_noticed() -> None:
     usual, fixed = (layer_of(CASES["one_group"], subset=False, backend=name) for name in ("reference", "triton"))
-    step = CapturedStep(fixed, SCALING, stand_in if DEVICE == "cpu" else None)
-    for i in range(5):
+    step = CapturedStep(fixed, SCALING, graphs_of(fixed))
+    for i in range(7):
         token = token_of(1, i, 56 + i)
         found = ordinary(fixed, *token) if i == 3 else step(*token)
         torch.testing.assert_close(found, ordinary(usual, *token), rtol=1e-5, atol=1e-5)
+    assert step.captures == 2
 
 
 class Log(TorchDispatchMode):
@@ -131,7 +142,7 @@ def test_no_python_value_depends_on_a_length(subset: bool, monkeypatch: pytest.M
     layer = layer_of(CASES["two_groups"], subset=subset, backend="triton")
     step, token = StaticStep(layer, SCALING), token_of(3, 0, 56)
     begun = (layer.kv.lengths.clone(), layer.lengths.clone())
-    log, interpreted = Log(), type(triton.jit(stand_in))
+    log, interpreted = Log(), type(triton.jit(layer_of))
     run = interpreted.run
 
     def noted(self, *args, grid, **named):
