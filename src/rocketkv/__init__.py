@@ -19,9 +19,11 @@ _HOMES = {
     "SnapKV": "rocketkv.policies.snapkv",
     "attach": "rocketkv.hf.attach",
     "generate": "rocketkv.hf.generate",
+    "load_context": "rocketkv.contexts",
     "load_model": "rocketkv.hf.models",
     "make_plan": "rocketkv.budget",
     "make_policy": "rocketkv.policies.registry",
+    "save_context": "rocketkv.contexts",
 }
 
 __all__ = list(_HOMES)

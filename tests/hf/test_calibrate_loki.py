@@ -25,15 +25,14 @@ def components():
 
 
 def test_by_hand() -> None:
-    # Points on the diagonal, far from the origin: the mean must not count, the diagonal comes first.
-    along = torch.tensor([-2.0, -1.0, 1.0, 2.0])
-    keys = torch.stack([along + 100, along - 50], dim=-1)[None]  # [G, C, D]
+    # Points on the diagonal and one beside it; their mean counts too.
+    keys = torch.tensor([[[3.0, 3.0], [1.0, 1.0], [1.0, -1.0]]])  # [G, C, D]
     moments = Moments()
     moments.add([keys[:, :1]])
     moments.add([keys[:, 1:]])
     found = moments.components()
     torch.testing.assert_close(found.bases[0, 0, :, 0], torch.full((2,), 0.5**0.5, dtype=torch.float64))
-    torch.testing.assert_close(found.variances[0, 0], torch.tensor([5.0, 0.0], dtype=torch.float64), atol=1e-9, rtol=0)
+    torch.testing.assert_close(found.energies[0, 0], torch.tensor([20 / 3, 2 / 3], dtype=torch.float64))
 
 
 def test_chunks_of_keys_equal_all_at_once() -> None:
@@ -43,12 +42,11 @@ def test_chunks_of_keys_equal_all_at_once() -> None:
         moments.add([part])
     found = moments.components()
     for head in range(2):
-        centred = (keys[head] - keys[head].mean(0)).double()
-        scatter = found.bases[0, head].T @ (centred.T @ centred / 60) @ found.bases[0, head]
-        torch.testing.assert_close(scatter, torch.diag(found.variances[0, head]), atol=1e-5, rtol=1e-5)
+        rotated = keys[head].double() @ found.bases[0, head]
+        torch.testing.assert_close(rotated.T @ rotated / 60, torch.diag(found.energies[0, head]), atol=1e-5, rtol=1e-5)
 
 
-def test_captured_variance_is_monotone_and_ends_at_one(components) -> None:
+def test_captured_energy_is_monotone_and_ends_at_one(components) -> None:
     head_dim = components.bases.shape[-1]
     shares = torch.stack([components.captured(rank) for rank in range(1, head_dim + 1)])
     assert bool((shares.diff(dim=0) >= 0).all())

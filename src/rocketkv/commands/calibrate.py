@@ -63,7 +63,7 @@ def _loki(args: argparse.Namespace, teller: Teller) -> None:
     save_components(found, out, model_name=args.model, text=text)
     quarter = found.bases.shape[-1] // 4
     share = 100 * float(found.captured(quarter).mean())
-    teller.note(f"{quarter} of {4 * quarter} dimensions hold {share:.1f} % of the keys' variance, mean over heads")
+    teller.note(f"{quarter} of {4 * quarter} dimensions hold {share:.1f} % of the keys' energy, mean over heads")
     print(out)
 
 

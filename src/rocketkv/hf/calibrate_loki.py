@@ -18,7 +18,7 @@ from rocketkv.hf.compat import CACHE_ARGUMENT
 from rocketkv.hf.errors import CalibrationError, UnsupportedModelError
 from rocketkv.hf.shape import shape_of
 from rocketkv.hf.store import locked, write_file
-from rocketkv.policies.key_bases import BASES, FORMAT, VARIANCES
+from rocketkv.policies.key_bases import BASES, ENERGIES, FORMAT
 from rocketkv.types import Float, Tensor
 
 FILE_NAME = "loki.safetensors"
@@ -29,49 +29,44 @@ LEAST_TOKENS_PER_DIMENSION = 2
 
 @dataclass(frozen=True)
 class KeyComponents:
-    """Per compressed layer and KV head an orthonormal basis (columns) by falling variance, and those variances."""
+    """Per compressed layer and KV head an orthonormal basis, columns by falling energy (mean square), and the energies."""
 
     bases: Float[Tensor, "layers G D D"]
-    variances: Float[Tensor, "layers G D"]
+    energies: Float[Tensor, "layers G D"]
     tokens: int
 
     def captured(self, rank: int) -> Float[Tensor, "layers G"]:
-        """Share of the variance that the `rank` leading dimensions hold."""
-        return self.variances[..., :rank].sum(-1) / self.variances.sum(-1).clamp(min=torch.finfo(torch.float64).tiny)
+        """Share of the energy that the `rank` leading dimensions hold."""
+        return self.energies[..., :rank].sum(-1) / self.energies.sum(-1).clamp(min=torch.finfo(torch.float64).tiny)
 
 
 class Moments:
-    """Sums and D x D products of the keys of every layer and KV head, in float64; no T x T matrix is formed."""
+    """Sums of D x D products of the keys of every layer and KV head, in float64; no T x T matrix is formed."""
 
     def __init__(self) -> None:
         self.tokens = 0
-        self.sums: list[Tensor] = []
         self.products: list[Tensor] = []
 
     def add(self, keys: list[Float[Tensor, "G C D"]]) -> None:
         """Take the keys of all layers for the same tokens."""
-        if not self.sums:
-            self.sums = [k.new_zeros(k.shape[0], k.shape[2], dtype=torch.float64) for k in keys]
+        if not self.products:
             self.products = [k.new_zeros(k.shape[0], k.shape[2], k.shape[2], dtype=torch.float64) for k in keys]
         self.tokens += keys[0].shape[1]
-        for k, total, products in zip(keys, self.sums, self.products, strict=True):
-            k = k.double()
-            total += k.sum(1)
-            products += k.transpose(1, 2) @ k
+        for k, products in zip(keys, self.products, strict=True):
+            products += k.double().transpose(1, 2) @ k.double()
 
     def components(self) -> KeyComponents:
-        """Eigenvectors of the covariance.
+        """Eigenvectors of the second moments.
 
-        Keys are centred: adding one vector to all keys adds one number to all logits of a query, which softmax
-        ignores, so that the mean of the keys does not help to tell them apart and must not take a leading place.
+        Keys are not centred, although a vector that all keys share moves all logits of a query alike: the leading
+        dimension then also tells apart the few tokens that lack it, such as the first one, which draw most attention
+        and are too rare to weigh in a covariance (docs/decisions/0007).
         """
-        means = torch.stack(self.sums) / self.tokens  # [layers, G, D]
-        covariance = torch.stack(self.products) / self.tokens - means[..., :, None] * means[..., None, :]
-        variances, vectors = torch.linalg.eigh(covariance)
-        variances, vectors = variances.flip(-1).clamp(min=0), vectors.flip(-1)
+        energies, vectors = torch.linalg.eigh(torch.stack(self.products) / self.tokens)
+        energies, vectors = energies.flip(-1).clamp(min=0), vectors.flip(-1)
         # A component's sign is free: its largest entry is made positive, so that twice gives the same file.
         largest = vectors.gather(-2, vectors.abs().argmax(-2, keepdim=True))
-        return KeyComponents(vectors * largest.sign(), variances, self.tokens)
+        return KeyComponents(vectors * largest.sign(), energies, self.tokens)
 
 
 @torch.inference_mode()
@@ -117,14 +112,14 @@ def calibrate_loki(
 
 def save_components(found: KeyComponents, path: Path, *, model_name: str, text: str) -> None:
     """Write a file that `Loki.load_bases` reads, whole or not at all. Raises ModelError or OSError if it cannot be."""
-    tensors = {BASES: found.bases.float().contiguous().cpu(), VARIANCES: found.variances.contiguous().cpu()}
+    tensors = {BASES: found.bases.float().contiguous().cpu(), ENERGIES: found.energies.contiguous().cpu()}
     facts = {
         "format": FORMAT,
         "rocketkv": __version__,
         "model": model_name,
         "text_sha256": hashlib.sha256(text.encode("utf-8")).hexdigest(),
         "tokens": str(found.tokens),
-        "centred": "true",
+        "centred": "false",
     }
     with locked(path):
         write_file(path, iter([save(tensors, metadata=facts)]))

@@ -9,8 +9,8 @@ import torch
 
 from rocketkv.types import Float, Tensor
 
-BASES, VARIANCES = "bases", "variances"
-"""The tensors of a file: [layers, G, D, D] with columns by falling variance, and those variances [layers, G, D]."""
+BASES, ENERGIES = "bases", "energies"
+"""The tensors of a file: [layers, G, D, D] with columns by falling energy, and those energies [layers, G, D]."""
 FORMAT = "rocketkv-key-bases-1"
 ORTHONORMAL_TOLERANCE = 1e-3
 """Largest entry of |basis^T basis - 1| that is taken for rounding."""

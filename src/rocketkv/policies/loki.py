@@ -23,7 +23,7 @@ class Loki(Selector):
     Keys are stored in the basis of their principal components, so there is no second copy of them.
 
     Args:
-        bases: orthonormal columns per compressed layer and KV head, [layers, G, D, D], by falling variance
+        bases: orthonormal columns per compressed layer and KV head, [layers, G, D, D], by falling energy
             (`rocketkv calibrate loki` makes them from a text).
         rank: a fixed number of leading dimensions instead, not charged to the budget; at D the scores are exact.
         name: what tells two bases apart, by default a digest of them; two selectors of one name are the same.
