@@ -29,7 +29,7 @@ LEAST_TOKENS_PER_DIMENSION = 2
 
 @dataclass(frozen=True)
 class KeyComponents:
-    """Per compressed layer and KV head an orthonormal basis, columns by falling energy (mean square), and the energies."""
+    """Per compressed layer and KV head an orthonormal basis, columns by falling energy (mean square), and those."""
 
     bases: Float[Tensor, "layers G D D"]
     energies: Float[Tensor, "layers G D"]
