@@ -24,7 +24,7 @@ HEAVY = {
     "vllm": lambda path: path.startswith("vllm/"),
     "triton": lambda path: path.startswith("ops/") and path.endswith("/triton.py"),
     "numba": lambda path: path.startswith("ops/") and path.endswith("/cpu.py"),
-    "matplotlib": lambda path: path == "evals/plots.py",
+    "matplotlib": lambda path: path in ("evals/plots.py", "bench/plots.py"),
 }
 
 

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from rocketkv.commands.errors import BAD_INPUT
 
 DTYPES = ("float32", "bfloat16", "float16")
+WEIGHTS = ("float", "int8")
 DEFAULT_BUDGET_TOKENS = 256
 
 
@@ -88,6 +89,10 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--dtype", choices=DTYPES, default="float32", help="of weights and cache (default %(default)s)"
     )
+    group.add_argument(
+        "--weights", choices=WEIGHTS, default="float",
+        help="int8: linear layers and embedding as 8-bit integers (default: floats of --dtype)",
+    )  # fmt: skip
     group.add_argument(
         "--threads", type=whole(1), metavar="N", help="CPU threads (default: PyTorch's choice)"
     )

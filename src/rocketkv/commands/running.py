@@ -94,7 +94,9 @@ def open_session(args: argparse.Namespace, teller: Teller, text: str) -> Session
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     only_errors()
-    model, tokenizer = load_model(args.model, dtype=getattr(torch, args.dtype), progress=teller.note)
+    model, tokenizer = load_model(
+        args.model, dtype=getattr(torch, args.dtype), weights=args.weights, progress=teller.note
+    )
     check_model(model)
     ids = prompt_ids(tokenizer, text, question=args.question, answer_prefix=args.answer_prefix)
     names = ("max_new_tokens", "planned_new_tokens", "temperature", "seed", "backend")

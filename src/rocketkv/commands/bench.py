@@ -1,0 +1,266 @@
+"""Time a decode step or a prefill here, beside PyTorch and against this machine's own limits; every row is recorded."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rocketkv.commands.compare import policies_from
+from rocketkv.commands.errors import UsageError
+from rocketkv.commands.parser import DTYPES, WEIGHTS, names, number, whole, wholes
+from rocketkv.commands.terminal import Teller, megabytes
+
+if TYPE_CHECKING:
+    from rocketkv.bench.decode import Variant
+    from rocketkv.bench.machine import Limits
+    from rocketkv.bench.timing import Row, Times
+    from rocketkv.policies.base import Policy
+
+HELP = "time decode steps and prefills beside PyTorch, as shares of this machine's limits"
+RECORD = Path("records/bench.jsonl")
+SUFFIXES = {"K": 1 << 10, "M": 1 << 20}
+LEAST, QUICK_LEAST = 5, 3
+QUICK_CONTEXTS = {"attend": [2048], "decode": [512], "prefill": [512]}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of this command: one subcommand a benchmark."""
+    kinds = parser.add_subparsers(dest="bench", metavar="WHAT", required=True)
+    attend = kinds.add_parser("attend", help="one attention layer, one decode step, over random keys")
+    attend.add_argument(
+        "--shape", type=_shape, default=[8, 4, 128], metavar="G,R,D",
+        help="KV heads, query heads for each, head size (default 8,4,128: Llama-3.1-8B)",
+    )  # fmt: skip
+    attend.add_argument(
+        "--selectors", type=names, metavar="S,S", help="baselines (default hsa,quest,sparq,loki,exact-topk; or none)"
+    )
+    decode = kinds.add_parser("decode", help="a whole model, one decode step, over a cache of random keys")
+    decode.add_argument("--gguf", type=Path, metavar="FILE", help="for a row of llama.cpp, if llama_cpp is installed")
+    prefill = kinds.add_parser("prefill", help="reading a prompt, and the share of it that eviction takes")
+    for kind in (decode, prefill):
+        kind.add_argument("--model", default="smollm2", metavar="M", help="as for generate (default %(default)s)")
+        kind.add_argument("--policies", type=names, default=["rocketkv"], metavar="P,P", help="(default rocketkv)")
+        kind.add_argument(
+            "--weights", type=_known(WEIGHTS), default=["float"], metavar="W,W", help="float, int8 (default float)"
+        )
+    for kind, contexts, budgets in (
+        (attend, [32 << 10, 128 << 10], [256, 1024]), (decode, [4 << 10], [256]), (prefill, [4 << 10], [256])
+    ):  # fmt: skip
+        _add_common(kind, contexts, budgets)
+    plot = kinds.add_parser("plot", help="draw step time and tokens/s against context length from the records")
+    plot.add_argument("--record", type=Path, default=RECORD, metavar="FILE", help="(default %(default)s)")
+    plot.add_argument("--out", type=Path, default=Path("plots"), metavar="DIR", help="(default %(default)s)")
+
+
+def _add_common(parser: argparse.ArgumentParser, contexts: list[int], budgets: list[int]) -> None:
+    parser.add_argument(
+        "--contexts", type=_contexts, metavar="N,N",
+        help=f"tokens; 32K is 32,768, 128K is 131,072 (default {','.join(f'{n >> 10}K' for n in contexts)})",
+    )  # fmt: skip
+    parser.add_argument("--budgets", type=wholes(16), default=budgets, metavar="N,N")
+    parser.add_argument("--dtypes", type=_known(DTYPES), default=["float32"], metavar="D,D", help="(default float32)")
+    parser.add_argument("--backend", default="auto", metavar="B", help="which implementation of the ops runs")
+    parser.add_argument("--threads", type=whole(1), metavar="N", help="CPU threads (default: PyTorch's choice)")
+    parser.add_argument("--seconds", type=number(0), metavar="S", help="for each row (default 3, quick 0.2)")
+    parser.add_argument(
+        "--interleave", action=argparse.BooleanOptionalAction, default=True,
+        help="rows take turns, so that a disturbance meets all (default); or one row after the other",
+    )  # fmt: skip
+    parser.add_argument(
+        "--cold-mb", type=number(1), metavar="MB", help="touched between two uses of a cache (default 64, quick 4)"
+    )
+    parser.add_argument("--quick", action="store_true", help="short contexts and few repeats: to see that it runs")
+    parser.add_argument(
+        "--seed", type=whole(0), default=0, metavar="N", help="of keys and tokens (default %(default)s)"
+    )
+    parser.add_argument("--record", type=Path, default=RECORD, metavar="FILE", help="appended to (default %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print the records as a JSON list")
+    parser.set_defaults(default_contexts=contexts)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Measure the machine, then the rows; print a table or JSON, and append the records."""
+    if args.bench == "plot":
+        _plot(args)
+        return
+    import torch
+
+    from rocketkv.bench.machine import describe_machine, header, measure_limits
+    from rocketkv.bench.report import table
+    from rocketkv.ops.dispatch import backend_names
+
+    backend_names(args.backend)
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    if args.cold_mb is None:
+        args.cold_mb = 4.0 if args.quick else 64.0
+    teller = Teller(quiet=args.json)
+    limits = measure_limits(quick=args.quick)
+    for line in header(describe_machine(), limits, args.cold_mb * 1e6):
+        teller.note(line)
+    results, records = {"attend": _attend, "decode": _decode, "prefill": _prefill}[args.bench](args, teller, limits)
+    print(json.dumps(records, ensure_ascii=False) if args.json else table(results))
+    teller.note(f"{len(records)} records appended to {args.record}")
+
+
+def contexts_of(args: argparse.Namespace) -> list[int]:
+    """The context lengths that were asked for, or the benchmark's own."""
+    found: list[int] = args.contexts or (QUICK_CONTEXTS[args.bench] if args.quick else args.default_contexts)
+    return found
+
+
+Found = tuple[list[Any], list[dict[str, Any]]]
+
+
+def _attend(args: argparse.Namespace, teller: Teller, limits: Limits) -> Found:
+    import torch
+
+    from rocketkv.bench.attend import SELECTORS, AttendCase, rows_of
+    from rocketkv.bench.filled import Shape
+
+    selectors = SELECTORS if args.selectors is None else [name for name in args.selectors if name != "none"]
+    if unknown := set(selectors).difference(SELECTORS):
+        raise UsageError(f"unknown selector {unknown.pop()!r}: choose from {', '.join(SELECTORS)}, or none")
+    found: Found = ([], [])
+    for dtype in args.dtypes:
+        for context in contexts_of(args):
+            case = AttendCase(Shape(*args.shape), context, getattr(torch, dtype), args.budgets, args.cold_mb * 1e6,
+                              args.seed, args.backend)  # fmt: skip
+            teller.note(f"timing {case.group}")
+            rows = rows_of(case, selectors)
+            _take(found, args, limits, rows, _measured(args, rows))
+    return found
+
+
+def _decode(args: argparse.Namespace, teller: Teller, limits: Limits) -> Found:
+    import torch
+
+    from rocketkv.bench.decode import DecodeCase, rows_of
+    from rocketkv.bench.llama import llama_row
+    from rocketkv.bench.record import peak_rss_bytes
+
+    policies = _policies(args)
+    if args.gguf is not None and not args.gguf.is_file():
+        raise UsageError(f"--gguf {args.gguf}: no such file")
+    variants = _variants(args, teller)
+    found: Found = ([], [])
+    for context in contexts_of(args):
+        case = DecodeCase(context, policies, args.seed, args.backend)
+        teller.note(f"filling caches of {context:,} tokens")
+        rows = [row for variant in variants for row in rows_of(variant, case)]
+        times = _measured(args, rows)
+        if args.gguf is not None:
+            row, taken = llama_row(args.gguf, context, rows[0].group, threads=torch.get_num_threads(), seed=args.seed)
+            rows.append(row)
+            times.append(taken)
+        order = sorted(range(len(rows)), key=lambda place: rows[place].group)
+        _take(found, args, limits, [rows[place] for place in order], [times[place] for place in order])
+    if peak := peak_rss_bytes():
+        teller.note(f"peak memory of this process, all variants and caches together: {megabytes(peak)}")
+    return found
+
+
+def _prefill(args: argparse.Namespace, teller: Teller, limits: Limits) -> Found:
+    from rocketkv.bench.prefill import add_stage_share, rows_of
+
+    policies, found = _policies(args), ([], [])  # type: tuple[list[Policy], Found]
+    for variant in _variants(args, teller):
+        for context in contexts_of(args):
+            teller.note(f"reading {context:,} tokens")
+            pairs = rows_of(variant, context, policies, seed=args.seed, backend=args.backend)
+            times = _measured(args, [row for row, _ in pairs])
+            for (row, clock), taken in zip(pairs, times, strict=True):
+                if clock is not None and taken is not None:
+                    add_stage_share(row, clock, taken.p50_ms)
+            _take(found, args, limits, [row for row, _ in pairs], times)
+    return found
+
+
+def _measured(args: argparse.Namespace, rows: Sequence[Row]) -> list[Times | None]:
+    from rocketkv.bench.timing import measure
+
+    seconds = args.seconds if args.seconds is not None else (0.2 if args.quick else 3.0)
+    return measure(rows, seconds=seconds, least=QUICK_LEAST if args.quick else LEAST, interleave=args.interleave)
+
+
+def _take(
+    found: Found, args: argparse.Namespace, limits: Limits, rows: Sequence[Row], times: Sequence[Times | None]
+) -> None:
+    """Add results and records to what was found, and append the records at once: a later failure loses none."""
+    from rocketkv.bench.record import lines_of, results_of
+    from rocketkv.records import append_record
+
+    results = results_of(rows, times, limits)
+    records = lines_of(args.bench, results, limits, seed=args.seed)
+    for record in records:
+        append_record(args.record, record)
+    found[0].extend(results)
+    found[1].extend(records)
+
+
+def _policies(args: argparse.Namespace) -> list[Policy]:
+    return [policy for policy in policies_from(args.policies, args.budgets, {}) if policy.name != "full"]
+
+
+def _variants(args: argparse.Namespace, teller: Teller) -> list[Variant]:
+    import torch
+
+    from rocketkv.bench.decode import Variant
+    from rocketkv.hf.attach import check_model
+    from rocketkv.hf.bars import only_errors
+    from rocketkv.hf.models import load_model
+
+    only_errors()
+    variants = []
+    for dtype in args.dtypes:
+        for weights in args.weights:
+            model, _ = load_model(args.model, dtype=getattr(torch, dtype), weights=weights, progress=teller.note)
+            check_model(model)
+            variants.append(Variant(model, Path(args.model).name, weights))
+    return variants
+
+
+def _plot(args: argparse.Namespace) -> None:
+    from rocketkv.bench.plots import plot_records
+    from rocketkv.records import RecordError, read_records
+
+    if not args.record.is_file():
+        raise UsageError(f"--record {args.record}: no such file; `rocketkv bench attend` makes one")
+    try:
+        written = plot_records(read_records(args.record), args.out)
+    except RecordError as error:
+        raise UsageError(str(error)) from None
+    except ImportError:
+        raise UsageError("plots need matplotlib: pip install 'rocketkv[plots]'") from None
+    if not written:
+        raise UsageError(f"{args.record} holds no timed step: run `rocketkv bench attend` or `decode` first")
+    print("\n".join(map(str, written)))
+
+
+def _contexts(text: str) -> list[int]:
+    counts = []
+    for part in names(text):
+        factor = SUFFIXES.get(part[-1].upper(), 1)
+        counts.append(factor * whole(1)(part[:-1] if factor > 1 else part))
+    return counts
+
+
+def _shape(text: str) -> list[int]:
+    sizes = [whole(1)(part) for part in text.split(",")]
+    if len(sizes) != 3:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form G,R,D, such as 8,4,128")
+    return sizes
+
+
+def _known(allowed: Sequence[str]) -> Callable[[str], list[str]]:
+    def read(text: str) -> list[str]:
+        found = names(text)
+        for name in found:
+            if name not in allowed:
+                raise argparse.ArgumentTypeError(f"{name!r} is unknown: choose from {', '.join(allowed)}")
+        return found
+
+    return read
