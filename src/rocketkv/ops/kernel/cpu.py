@@ -18,7 +18,11 @@ from rocketkv.ops.dispatch import BackendError
 from rocketkv.types import Tensor
 
 UNKNOWN = torch.float64
-BITS: dict[torch.dtype, torch.dtype | None] = {torch.float32: None, torch.bfloat16: torch.int16, torch.float16: torch.uint16}
+BITS: dict[torch.dtype, torch.dtype | None] = {
+    torch.float32: None,
+    torch.bfloat16: torch.int16,
+    torch.float16: torch.uint16,
+}
 """What a kernel sees: float32 itself, the bits of bfloat16 as int16 and those of float16 as uint16 (`vector.widen`)."""
 STRICT = {"contract"}
 FAST = {"contract", "reassoc", "nsz"}
@@ -69,10 +73,13 @@ _listening: list[_Announcement] = []
 
 def set_threads() -> int:
     """Let kernels use as many threads as PyTorch does, and return how many."""
+    threads = torch.get_num_threads()
     if not _listening:
         _listening.append(_Announcement())
         event.register("numba:compile", _listening[0])
-    threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
+        numba.set_num_threads(1)  # starts Numba's pool, which sets OpenMP's thread count: that is PyTorch's too
+        torch.set_num_threads(threads)
+    threads = min(threads, numba.config.NUMBA_NUM_THREADS)
     numba.set_num_threads(threads)
     return threads
 
