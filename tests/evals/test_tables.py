@@ -48,12 +48,13 @@ def test_differences_are_paired_by_row():
     assert [line.policy for line in unreached(lines.values())] == ["snapkv"]
 
 
-def test_turns_and_lengths_are_rows_of_their_own():
+def test_turns_pair_one_by_one_and_are_one_example():
     records = [record("full", None, "e", 1.0, turn=0), record("full", None, "e", 0.0, turn=1),
                record("quest", 64, "e", 0.0, turn=1), record("quest", 64, "e", 1.0, tokens=2048)]  # fmt: skip
     lines = lines_of(records)
     assert [(line.policy, line.max_tokens, line.score.n) for line in lines] == [
-        ("full", 1024, 2), ("quest", 1024, 1), ("quest", 2048, 1)]  # fmt: skip
+        ("full", 1024, 1), ("quest", 1024, 1), ("quest", 2048, 1)]  # fmt: skip
+    assert lines[0].score.mean == 0.5
     assert lines[1].difference.mean == 0.0
 
 

@@ -8,7 +8,20 @@ from __future__ import annotations
 import argparse
 from typing import Protocol
 
-from rocketkv.commands import bench, calibrate, chat, compare, demo, diagnose, generate, import_model, plan, policies
+from rocketkv.commands import (
+    bench,
+    calibrate,
+    chat,
+    compare,
+    demo,
+    diagnose,
+    evaluate,
+    generate,
+    import_model,
+    plan,
+    policies,
+    report,
+)
 
 
 class Command(Protocol):
@@ -33,4 +46,6 @@ COMMANDS: dict[str, Command] = {
     "calibrate": calibrate,
     "diagnose": diagnose,
     "bench": bench,
+    "eval": evaluate,
+    "report": report,
 }

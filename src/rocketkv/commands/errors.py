@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from rocketkv.evals.errors import TaskError
 from rocketkv.hf.errors import CalibrationError, ModelError
 from rocketkv.hf.prompting import PromptError
 from rocketkv.ops.dispatch import BackendError
 from rocketkv.policies.errors import PolicyMisfitError
+from rocketkv.records import RecordError
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -23,6 +25,8 @@ USER_ERRORS = (
     BackendError,
     CalibrationError,
     PolicyMisfitError,
+    RecordError,
+    TaskError,
     MemoryError,
     OSError,
 )

@@ -67,7 +67,7 @@ def plot_distinct(found: Diagnosis, path: Path) -> None:
         axis.set_title(f"{_context(found)}; {per_head.shape[1]:,} layers × KV heads", fontsize=9)
         axis.legend(fontsize=8)
 
-    _save(path, (6.4, 4.2), draw)
+    save_figure(path, (6.4, 4.2), draw)
 
 
 def plot_all(found: Diagnosis, folder: Path) -> list[Path]:
@@ -99,14 +99,15 @@ def _by_step_and_layer(found: Diagnosis, values: np.ndarray, label: str, path: P
         handles, names = left.get_legend_handles_labels()
         figure.legend(handles, names, loc="outside lower center", ncols=min(len(names), 4), fontsize=8)
 
-    _save(path, (9.6, 4.6), draw)
+    save_figure(path, (9.6, 4.6), draw)
 
 
 def _context(found: Diagnosis) -> str:
     return f"one prompt of {found.prompt_tokens:,} tokens, {len(found.answer_ids):,} decode steps"
 
 
-def _save(path: Path, inches: tuple[float, float], draw: Callable[[Any], None]) -> None:
+def save_figure(path: Path, inches: tuple[float, float], draw: Callable[[Any], None]) -> None:
+    """Let `draw` fill a figure of this size, and write it as PNG. Raises PlotsMissingError."""
     pyplot = _pyplot()
     figure = pyplot.figure(figsize=inches, layout="constrained")
     try:

@@ -12,6 +12,7 @@ from filelock import FileLock, Timeout
 
 from rocketkv.evals.answering import Settings, TurnAnswer, answer_script
 from rocketkv.evals.contenders import Contender
+from rocketkv.evals.errors import TaskError
 from rocketkv.evals.registry import describe
 from rocketkv.evals.script import Script, check_room, make_script
 from rocketkv.evals.task import Conversation, Example, Task
@@ -78,7 +79,7 @@ def sweep(
     Raises:
         RecordError: if the folder's records are damaged, of another prompt, or being written by another process.
         PromptError, PrefillMemoryError: if a prompt does not fit the model, or a policy the memory limit.
-        ValueError: if a task has no data for a length.
+        TaskError: if a task has no data for a length.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / ".lock")
@@ -95,10 +96,19 @@ def sweep(
 
 def _scripts(tokenizer: Any, jobs: Iterable[Job], origin: Origin) -> Iterator[tuple[Job, Script]]:
     for job in jobs:
-        items: Iterable[Example | Conversation]
-        items = job.task.examples(tokenizer, max_tokens=job.max_tokens, n=job.n, seed=origin.seed)
-        for item in items:
-            yield job, make_script(tokenizer, item, protocol=origin.protocol, mode=origin.turns)
+        none = True
+        try:
+            items: Iterable[Example | Conversation]
+            items = job.task.examples(tokenizer, max_tokens=job.max_tokens, n=job.n, seed=origin.seed)
+            for item in items:
+                none = False
+                yield job, make_script(tokenizer, item, protocol=origin.protocol, mode=origin.turns)
+        except ValueError as error:
+            raise TaskError(f"task {job.task.name} at {job.max_tokens:,} tokens: {error}") from error
+        if none:
+            raise TaskError(
+                f"task {job.task.name} has no example of at most {job.max_tokens:,} tokens: take a longer one"
+            )
 
 
 @dataclass

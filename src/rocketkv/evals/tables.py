@@ -26,8 +26,9 @@ class Interval:
 
 @dataclass(frozen=True)
 class Line:
-    """One policy at one budget on one task: scores from 0 to 1, and score minus Full-KV's on the same rows.
+    """One policy at one budget on one task: scores from 0 to 1, and score minus Full-KV's on the same examples.
 
+    The turns of one conversation are one value, their mean, since they are not independent: n counts conversations.
     `difference` is None for Full-KV itself, and where Full-KV has no record of any of the rows.
     """
 
@@ -57,7 +58,7 @@ def lines_of(records: Iterable[Record], *, by_task: bool = True) -> list[Line]:
     """A line for every task, length, policy and budget, in the order in which they come in the records.
 
     Rows of Full-KV and of others are paired by example and turn. Without `by_task` all tasks of a length are one, each
-    row counting the same.
+    example counting the same.
     """
     groups: dict[tuple[str, int, str, int | None], list[Record]] = {}
     full: dict[tuple[Any, ...], float] = {}
@@ -69,9 +70,10 @@ def lines_of(records: Iterable[Record], *, by_task: bool = True) -> list[Line]:
             full[_row(record)] = record["score"]
     lines = []
     for (task, tokens, policy, budget), rows in groups.items():
-        pairs = [row["score"] - full[_row(row)] for row in rows if _row(row) in full]
+        scores = _by_example((row, row["score"]) for row in rows)
+        pairs = _by_example((row, row["score"] - full[_row(row)]) for row in rows if _row(row) in full)
         difference = interval(pairs) if pairs and policy != FULL else None
-        lines.append(Line(task, tokens, policy, budget, interval([row["score"] for row in rows]), difference))
+        lines.append(Line(task, tokens, policy, budget, interval(scores), difference))
     return lines
 
 
@@ -94,6 +96,14 @@ def markdown(lines: Sequence[Line]) -> str:
         rows.append([line.task, f"{line.max_tokens:,}", line.policy, budget, f"{100 * score.mean:.1f}", between,
                      str(score.n), beside])  # fmt: skip
     return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows)
+
+
+def _by_example(values: Iterable[tuple[Record, float]]) -> list[float]:
+    """The mean of each example's values, in the order of the examples."""
+    found: dict[str, list[float]] = {}
+    for record, value in values:
+        found.setdefault(record["example"], []).append(value)
+    return [sum(each) / len(each) for each in found.values()]
 
 
 def _row(record: Record) -> tuple[Any, ...]:
