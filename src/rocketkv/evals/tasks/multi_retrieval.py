@@ -72,22 +72,22 @@ class PrefixSuffix(MultiTurn):
         return 3 * self.turns
 
     def draft(self, size: int, draw: random.Random) -> tuple[str, list[Turn], dict[str, Any]]:
-        """As `MultiTurn.draft`; size: strings, every third of which is wanted and two near ones follow from it."""
+        """As `MultiTurn.draft`; size: strings, in threes: one to ask for and two that share an end with it."""
         end = self.letters // 4
-        whole: dict[str, None] = {}
+        whole: list[str] = []
         wanted: list[str] = []
         ends: set[tuple[str, str]] = set()
-        while len(whole) < size:
+        while len(whole) < size - size % 3:
             word = _letters(self.letters, draw)
-            near = [word[:end] + _letters(self.letters - end, draw), _letters(self.letters - end, draw) + word[-end:]]
-            group = [made for made in (word, *near) if (made[:end], made[-end:]) not in ends]
-            if len(group) < 3 or word in whole:
+            others = [_letters(self.letters - end, draw) for _ in range(2)]
+            near = (word, word[:end] + others[0], others[1] + word[-end:])
+            group = {(made[:end], made[-end:]): made for made in near}
+            if len(group) < 3 or group.keys() & ends:
                 continue
-            ends |= {(made[:end], made[-end:]) for made in group}
+            ends |= group.keys()
             wanted.append(word)
-            whole |= dict.fromkeys(group)
-        listed = list(whole)
-        draw.shuffle(listed)
+            whole += group.values()
+        draw.shuffle(whole)
         turns = [
             Turn(
                 f'\n\nWhich string begins with "{word[:end]}" and ends with "{word[-end:]}"?\n',
@@ -96,8 +96,8 @@ class PrefixSuffix(MultiTurn):
             )
             for word in wanted[: self.turns]
         ]
-        depths = [listed.index(word) / len(listed) for word in wanted[: self.turns]]
-        return STRINGS_OPENING + "\n".join(listed), turns, {"depths": depths}
+        depths = [whole.index(word) / len(whole) for word in wanted[: self.turns]]
+        return STRINGS_OPENING + "\n".join(whole), turns, {"depths": depths}
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,10 @@ class RulerTracking(RulerTask):
         return 10
 
     def draft(self, size: int, index: int, draw: random.Random, *, tokenizer: Any, max_tokens: int) -> Draft:
-        """As `RulerTask.draft`. The worked example has at most 470 tokens, and at most a quarter of the length."""
+        """As `RulerTask.draft`.
+
+        The worked example has at most 470 tokens and a quarter of the length, but one line of noise at least.
+        """
         example = _worked_example(draw, tokenizer, min(EXAMPLE_TOKENS, max_tokens // 4))
         names, value, text = chain_in_noise(size, NAME_LETTERS, draw)
         return Draft(
@@ -75,4 +78,6 @@ def _worked_example(draw: random.Random, tokenizer: Any, limit_tokens: int) -> s
     def tokens_of(size: int) -> int:
         return count_tokens(tokenizer, text_of(size))
 
+    if tokens_of(1) > limit_tokens:  # a line of noise at least, for tokenizers with short tokens
+        return text_of(1)
     return text_of(largest_size(tokens_of, step=EXAMPLE_STEP, limit_tokens=limit_tokens))
