@@ -1,6 +1,6 @@
 """LongBench's metrics, to the letter of its evaluation script (Bai et al., ACL 2024, arXiv:2308.14508).
 
-Where lm-evaluation-harness's copy departs from it, the script is followed: see docs/decisions/0008.
+Where lm-evaluation-harness's copy departs from it, the script is followed: see docs/decisions/0014.
 """
 
 from __future__ import annotations
