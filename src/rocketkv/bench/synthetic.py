@@ -49,23 +49,28 @@ def policy_for(name: str, budget_tokens: int, shape: LayerShape) -> Policy:
 
 
 class SyntheticLayer:
-    """A layer's cache under a policy, fed with random tokens. `newest_query` [G, R, D] is that of the last step."""
+    """A layer's cache under a policy, fed with random tokens. `newest_query` [B, G, R, D] is that of the last step."""
 
     def __init__(self, policy: Policy, shape: LayerShape, *, planned_new_tokens: int = 0, seed: int = 0) -> None:
         self.shape = shape
         self.cache = LayerCache((policy,), planned_new_tokens=planned_new_tokens, backend="reference")
-        self.newest_query: Float[Tensor, "G R D"] | None = None
+        self.newest_query: Float[Tensor, "B G R D"] | None = None
+        self._rows = 1
         self._generator = torch.Generator().manual_seed(seed)
 
-    def prompt(self, tokens: int) -> None:
-        """Read a prompt. Its attention is left out: what is kept does not depend on it."""
-        prefill_attend(*self._random(tokens), self.cache, valid=None, scaling=self._scaling, dense=_nothing)
+    def prompt(self, *tokens: int) -> None:
+        """Read a prompt of so many tokens for each row. Its attention is left out: what is kept does not need it."""
+        self._rows, columns = len(tokens), max(tokens)
+        valid = None
+        if min(tokens) < columns:
+            valid = torch.arange(columns) >= columns - torch.tensor(tokens)[:, None]  # [B, C]
+        prefill_attend(*self._random(columns), self.cache, valid=valid, scaling=self._scaling, dense=_nothing)
 
     def steps(self, tokens: int) -> Iterator[LayerCache]:
         """Decode `tokens` tokens; the layer's cache after each."""
         for _ in range(tokens):
             q, keys, values = self._random(1)
-            self.newest_query = q[0, :, :, 0]
+            self.newest_query = q[:, :, :, 0]
             decode_attend(q, keys, values, self.cache, scaling=self._scaling, dense=_nothing)
             yield self.cache
 
@@ -75,8 +80,8 @@ class SyntheticLayer:
 
     def _random(self, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
         shape = self.shape
-        q = (1, shape.kv_heads, shape.group_size, tokens, shape.head_dim)
-        kv = (1, shape.kv_heads, tokens, shape.head_dim)
+        q = (self._rows, shape.kv_heads, shape.group_size, tokens, shape.head_dim)
+        kv = (self._rows, shape.kv_heads, tokens, shape.head_dim)
         return tuple(torch.randn(size, generator=self._generator) for size in (q, kv, kv))  # type: ignore[return-value]
 
 

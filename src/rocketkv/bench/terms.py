@@ -161,7 +161,7 @@ def _quest(scene: Scene) -> Iterator[tuple[str, float]]:
     yield from _attended(scene, budget // 2, 0.5)
     q = scene.layer.newest_query
     assert q is not None, "a scene has decoded a step"
-    both = ((q > 0).any(1) & (q < 0).any(1)).sum(-1).tolist()  # [G]
+    both = ((q[0] > 0).any(1) & (q[0] < 0).any(1)).sum(-1).tolist()  # [G]
     for tokens, dims in zip(scene.candidates, both, strict=True):
         pages = -(-tokens // page)
         yield "whole pages", pages / 2 - budget / 2
