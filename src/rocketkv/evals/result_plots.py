@@ -9,13 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from rocketkv.evals.curves import COLOURS, draw_curves, draw_legend, draw_line, label_outer, whole_ticks
 from rocketkv.evals.plots import save_figure
 from rocketkv.evals.tables import FULL, Interval, Line, Record, interval, lines_of
 
-LEGEND_INCHES = 1.7
-"""Width of one entry of a legend."""
-STYLES = ("-", "--", ":")
-COLOURS = 10
 SELECTORS_ALONE = ("hsa", "quest", "sparq")
 DODGE = 0.018
 """Shift of one policy's points from the next, as a share of their place, so that they do not hide one another."""
@@ -34,17 +31,19 @@ def plot_budgets(records: Sequence[Record], path: Path, *, only: Sequence[str] |
         axes = figure.subplots(1, len(lengths), sharey=True, squeeze=False)[0]
         for axis, length in zip(axes, lengths, strict=True):
             mine = [line for line in lines if line.max_tokens == length]
-            _curves(axis, policies, {(line.policy, line.budget_tokens or 0): line.score for line in mine}, dodge=DODGE)
+            draw_curves(
+                axis, policies, {(line.policy, line.budget_tokens or 0): line.score for line in mine}, dodge=DODGE
+            )
             for line in mine:
                 if line.policy == FULL:
                     axis.axhline(100 * line.score.mean, color="black", ls=":", lw=1.2, label="full")
             axis.set_xscale("log", base=2)
-            _whole_ticks(axis, [line.budget_tokens for line in mine if line.budget_tokens])
+            whole_ticks(axis, [line.budget_tokens for line in mine if line.budget_tokens])
             axis.set(xlabel="budget (tokens per KV head and step)", ylim=(-2, 102))
             axis.set_title(f"{length:,} tokens, {_count(line.score for line in mine)}", fontsize=9)
         axes[0].set_ylabel("score (points of 100)")
         figure.suptitle(_tasks(records), fontsize=10)
-        _legend(figure, axes)
+        draw_legend(figure, axes)
 
     save_figure(path, (max(6.4, 4.4 * len(lengths)), 5.0), draw)
 
@@ -61,20 +60,20 @@ def plot_tasks(records: Sequence[Record], max_tokens: int, path: Path) -> None:
         for axis, task in zip(axes, tasks, strict=False):
             mine = [line for line in lines if line.task == task]
             scores = {(line.policy, line.budget_tokens or 0): _bare(line.score) for line in mine}
-            _curves(axis, policies, scores, dodge=0)
+            draw_curves(axis, policies, scores, dodge=0)
             for line in mine:
                 if line.policy == FULL:
                     axis.axhline(100 * line.score.mean, color="black", ls=":", lw=1.2, label="full")
             axis.set_xscale("log", base=2)
-            _whole_ticks(axis, [line.budget_tokens for line in mine if line.budget_tokens])
+            whole_ticks(axis, [line.budget_tokens for line in mine if line.budget_tokens])
             axis.set(ylim=(-4, 104))
             axis.set_title(f"{task}, {_count(line.score for line in mine)}", fontsize=8)
         for axis in axes[len(tasks) :]:
             axis.set_visible(False)
         for place, axis in enumerate(axes[: len(tasks)]):
-            _label_outer(axis, place, len(tasks), columns, "budget (tokens)", "score (points of 100)")
+            label_outer(axis, place, len(tasks), columns, "budget (tokens)", "score (points of 100)")
         figure.suptitle(f"{max_tokens:,} tokens of prompt and answer", fontsize=10)
-        _legend(figure, axes[: len(tasks)])
+        draw_legend(figure, axes[: len(tasks)])
 
     save_figure(path, (3.0 * columns + 0.6, 2.4 * rows + 1.4), draw)
 
@@ -124,7 +123,7 @@ def plot_depths(records: Sequence[Record], budget_tokens: int, path: Path) -> No
             axis.set_visible(False)
         figure.colorbar(image, ax=list(axes[: len(policies)]), label="score (points of 100)", shrink=0.8)
         for place, axis in enumerate(axes[: len(policies)]):
-            _label_outer(axis, place, len(policies), columns, "length (tokens)", "depth of the needle")
+            label_outer(axis, place, len(policies), columns, "length (tokens)", "depth of the needle")
         figure.suptitle(f"budget {budget_tokens:,} tokens, n = {_span(n)} a cell", fontsize=10)
 
     save_figure(path, (2.5 * columns + 1.8, 1.0 + rows * (0.9 + 0.26 * len(depths))), draw)
@@ -144,7 +143,7 @@ def plot_splits(records: Sequence[Record], path: Path) -> None:
         for number, budget in enumerate(budgets):
             fixed = sorted(at for b, at in groups if b == budget and at is not None)
             scores = [interval(groups[budget, at]) for at in fixed]
-            _line(axis, [at + 0.004 * number for at in fixed], scores, f"budget {budget:,}", number)
+            draw_line(axis, [at + 0.004 * number for at in fixed], scores, f"budget {budget:,}", number)
             if (budget, None) in groups:
                 adaptive = 100 * interval(groups[budget, None]).mean
                 axis.axhline(adaptive, color=f"C{number % COLOURS}", ls="--")
@@ -154,7 +153,7 @@ def plot_splits(records: Sequence[Record], path: Path) -> None:
         axis.grid(alpha=0.3)
         counted = (interval(values) for values in groups.values())
         axis.set_title(f"rocketkv, {_tasks(records)}, {_count(counted)}; dashed: the adaptive rule", fontsize=9)
-        _legend(figure, [axis])
+        draw_legend(figure, [axis])
 
     save_figure(path, (6.4, 4.8), draw)
 
@@ -179,13 +178,13 @@ def _by_length(
         axes = figure.subplots(1, len(budgets), sharey=True, squeeze=False)[0]
         for axis, budget in zip(axes, budgets, strict=True):
             scores = {(policy, length): score for (policy, b, length), score in found.items() if b == budget}
-            _curves(axis, policies, scores, dodge=DODGE, factor=factor)
+            draw_curves(axis, policies, scores, dodge=DODGE, factor=factor)
             full = sorted((length, score) for (policy, _, length), score in found.items() if policy == FULL)
             if full:
                 heights = [factor * score.mean for _, score in full]
                 axis.plot([length for length, _ in full], heights, color="black", ls=":", marker="x", label="full")
             axis.set_xscale("log", base=2)
-            _whole_ticks(axis, [length for _, _, length in found])
+            whole_ticks(axis, [length for _, _, length in found])
             axis.set(xlabel="length (tokens of prompt and answer)")
             if limits:
                 axis.set_ylim(*limits)
@@ -195,66 +194,9 @@ def _by_length(
             axis.set_title(f"budget {budget:,} tokens", fontsize=9)
         axes[0].set_ylabel(label)
         figure.suptitle(title, fontsize=10)
-        _legend(figure, axes)
+        draw_legend(figure, axes)
 
     save_figure(path, (max(6.4, 4.2 * len(budgets)), 5.0), draw)
-
-
-def _curves(
-    axis: Any, policies: Sequence[str], scores: dict[tuple[str, int], Interval], *, dodge: float, factor: float = 100
-) -> None:
-    """A line a policy over (policy, place) -> score; Full-KV is left to the caller."""
-    for number, policy in enumerate(policies):
-        places = sorted(place for name, place in scores if name == policy)
-        shift = 1 + dodge * (number - (len(policies) - 1) / 2)
-        if places:
-            _line(
-                axis, [shift * place for place in places], [scores[policy, p] for p in places], policy, number, factor
-            )
-    axis.grid(alpha=0.3)
-
-
-def _line(
-    axis: Any, places: Sequence[float], scores: Sequence[Interval], label: str, number: int, factor: float = 100
-) -> None:
-    means = [factor * score.mean for score in scores]
-    below = [factor * max(0.0, score.mean - score.low) for score in scores]
-    above = [factor * max(0.0, score.high - score.mean) for score in scores]
-    colour = f"C{number % COLOURS}"
-    style: dict[str, Any] = {"color": colour, "ecolor": (colour, 0.4), "ls": STYLES[number // COLOURS % len(STYLES)]}
-    if any(below) or any(above):
-        style |= {"elinewidth": 0.8, "capsize": 2}
-        axis.errorbar(places, means, [below, above], marker="o", ms=3, lw=1.3, label=label, **style)
-    else:
-        del style["ecolor"]
-        axis.plot(places, means, marker="o", ms=3, lw=1.3, label=label, **style)
-
-
-def _label_outer(axis: Any, place: int, count: int, columns: int, below: str, beside: str) -> None:
-    """Name the axes of panel `place` of `count` where no panel follows below it, or stands before it."""
-    if place + columns >= count:
-        axis.set_xlabel(below, fontsize=8)
-        axis.tick_params(labelbottom=True)
-    if place % columns == 0:
-        axis.set_ylabel(beside, fontsize=8)
-
-
-def _legend(figure: Any, axes: Iterable[Any]) -> None:
-    """One legend for all panels, under them."""
-    known: dict[str, Any] = {}
-    for axis in axes:
-        handles, names = axis.get_legend_handles_labels()
-        known |= {name: handle for handle, name in zip(handles, names, strict=True) if name not in known}
-    if known:
-        columns = max(1, min(len(known), int(figure.get_figwidth() / LEGEND_INCHES)))
-        figure.legend(known.values(), known.keys(), loc="outside lower center", ncols=columns, fontsize=8)
-
-
-def _whole_ticks(axis: Any, values: Iterable[int]) -> None:
-    """Ticks at these values, as plain numbers."""
-    at = sorted(set(values))
-    axis.set_xticks(at, [f"{value:,}" for value in at], fontsize=8)
-    axis.minorticks_off()
 
 
 def _policies(lines: Iterable[Line]) -> list[str]:
