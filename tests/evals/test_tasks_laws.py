@@ -1,5 +1,7 @@
 """Laws of every generated task: lengths hold, the same arguments give the same examples, right answers score 1."""
 
+from pathlib import Path
+
 import pytest
 
 from rocketkv.evals.prompts import later_turn_text, prompt_parts, prompt_token_parts, prompt_tokens
@@ -129,3 +131,28 @@ def test_a_task_without_its_data_says_what_it_needs(name):
         examples(name)
     with pytest.raises(ValueError, match="cannot be read"):
         examples(name, data="/nowhere")
+
+
+@pytest.fixture(scope="module")
+def smollm2_tokenizer():
+    """The tokenizer of SmolLM2, imported beforehand."""
+    from transformers import AutoTokenizer
+
+    from rocketkv.hf import store
+
+    for folder in sorted(Path(store.home()).glob("models/smollm2*")):
+        return AutoTokenizer.from_pretrained(folder)
+    pytest.skip("SmolLM2 is not imported: `rocketkv import smollm2`")
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("chat", CHAT)
+@pytest.mark.parametrize("max_tokens", [1024, 2048])
+def test_lengths_hold_with_a_real_tokenizer_and_most_of_them_are_used(smollm2_tokenizer, max_tokens, chat):
+    for name in SINGLE:
+        for example in make_task(name, chat=chat).examples(smollm2_tokenizer, max_tokens=max_tokens, n=2):
+            tokens = len(prompt_tokens(smollm2_tokenizer, example)) + example.max_new_tokens
+            assert 0.6 * max_tokens < tokens <= max_tokens, name
+    for name in MULTI:
+        for conversation in make_task(name, chat=chat).examples(smollm2_tokenizer, max_tokens=max_tokens, n=2):
+            assert 0.8 * max_tokens < conversation_tokens(smollm2_tokenizer, conversation) <= max_tokens, name

@@ -67,7 +67,7 @@ class MultiTurn(Task):
             def tokens_of(size: int, made: Any = made) -> int:
                 return conversation_tokens(tokenizer, made(size))
 
-            yield made(largest_size(tokens_of, step=8, limit_tokens=max_tokens))
+            yield made(largest_size(tokens_of, step=1, limit_tokens=max_tokens))
 
     def score(self, prediction: str, example: Example) -> float:
         """The share of references that occur in the prediction."""
