@@ -1,5 +1,7 @@
 """The adapter through the harness's own request objects and registry, on a tiny model."""
 
+import json
+
 import pytest
 import torch
 
@@ -10,7 +12,7 @@ from lm_eval.api.model import LM
 from lm_eval.api.registry import get_model
 
 import rocketkv.evals.lm_eval_adapter  # noqa: F401  (registers the model)
-from support.byte_model import byte_model, byte_tokenizer
+from support.byte_model import byte_model, byte_tokenizer, save_byte_model
 
 CONTEXT = "the quick brown fox jumps over the lazy dog and runs through the wood. " * 3
 
@@ -93,3 +95,30 @@ def test_answers_stop_where_they_are_told_to():
     assert cut == text[: text.index(stop)]
     with pytest.raises(ValueError, match="greedy"):
         lm.generate_until([request("generate_until", CONTEXT, {"do_sample": True})])
+
+
+def test_the_harness_runs_a_task_from_a_file(tmp_path, monkeypatch):
+    pytest.importorskip("lm_eval.evaluator", reason="needs all that the harness needs")
+    import lm_eval
+    from lm_eval.tasks import TaskManager
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    rows = [{"text": CONTEXT, "choices": [" yes", " no"], "label": number % 2} for number in range(2)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "task.yaml").write_text(
+        f"task: from_file\ndataset_path: json\ndataset_kwargs:\n  data_files: {tmp_path / 'rows.jsonl'}\n"
+        "test_split: train\noutput_type: multiple_choice\ndoc_to_text: '{{text}}'\ndoc_to_choice: '{{choices}}'\n"
+        "doc_to_target: '{{label}}'\nmetric_list:\n  - metric: acc\n"
+    )
+    folder = save_byte_model(tmp_path / "model")
+    found = lm_eval.simple_evaluate(
+        model="rocketkv",
+        model_args=f"pretrained={folder},policy=rocketkv,budget_tokens=32,split=0.5,backend=reference",
+        tasks=["from_file"],
+        task_manager=TaskManager(include_path=str(tmp_path), include_defaults=False),
+        bootstrap_iters=0,
+    )
+    assert found["results"]["from_file"]["acc,none"] == 0.5  # the same text twice, another label each time
+    assert found["config"]["policy"] == "rocketkv" and found["config"]["budget_tokens"] == 32
+    assert found["config"]["sparse_steps"] > 0 and found["config"]["dense_steps"] == 0
