@@ -83,7 +83,7 @@ class Needle(Task):
             "task": self.name, "length_tokens": max_tokens, "seed": seed, "index": index, "depth": self.depth(index),
             "haystack": self.haystack, "needles": [needle],
         }  # fmt: skip
-        name = f"{self.name}-{max_tokens}-{seed}-{self.haystack}-{self.depths}-{index}"
+        name = f"{self.name}-{max_tokens}-{seed}-{self.haystack}-{self.depths}-{index}{'-chat' if chat else ''}"
         return Example(name, text, QUESTION, PREFIX, (number,), NEW_TOKENS, chat, meta)
 
 
