@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
-from rocketkv.budget import held_pairs
 from rocketkv.cache.store import GROWTH_TOKENS
 from rocketkv.hf.memory import available_bytes
 from rocketkv.hf.shape import ModelShape, shape_of
@@ -30,14 +30,18 @@ def row_bytes(model: Any, policy: Policy, *, context_tokens: int, new_tokens: in
     """What one row holds when its answer is complete: pairs, bounds and room to grow, over all layers."""
     shape = shape_of(model.config)
     plan = policy.plan(context_tokens, head_dim=shape.head_dim)
-    evictor, _ = policy.slots
-    pairs = held_pairs(plan) + new_tokens
+    evictor, selector = policy.slots
+    pairs: float = context_tokens + new_tokens
     if not plan.dense:
+        readable = plan.kept_tokens + new_tokens
         equivalent = evictor.equivalent_tokens(context_tokens)
-        if evictor.retains:
-            pairs += context_tokens - plan.kept_tokens
-        elif equivalent is not None:
-            pairs += equivalent - plan.kept_tokens
+        if equivalent is not None:
+            pairs = equivalent + new_tokens
+        elif not evictor.retains:
+            pairs = readable
+        layout = selector.layout(plan.budget_tokens, readable)
+        if layout is not None:
+            pairs += math.ceil(readable / layout[0]) * (0.5 if layout[0] == 1 else 1.0)
         pairs += max(GROWTH_TOKENS, pairs / 16)
     skipped = min(policy.skip_layers, shape.full_layers)
     per_layer = (shape.full_layers - skipped) * pairs + skipped * (context_tokens + new_tokens)
