@@ -66,6 +66,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--tokens", type=int, default=1500)
     parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--policies", default="full,rocketkv")
     parser.add_argument("--budgets", default="64,128,256")
     parser.add_argument("--record", type=Path, help="append one JSON line per seed to this file")
@@ -79,7 +80,7 @@ def main(argv: list[str] | None = None) -> None:
         for budget in [0] if name == "full" else budgets:
             policies[spec, budget] = make_policy(name, budget, **options)
     found: dict[tuple[str, int], list[bool]] = {key: [] for key in policies}
-    for seed in range(args.seeds):
+    for seed in range(args.first_seed, args.first_seed + args.seeds):
         needle = make_needle(seed, tokenizer, args.tokens)
         ids = prompt_ids(tokenizer, needle.text, question=needle.question, answer_prefix=needle.answer_prefix)
         start = time.perf_counter()

@@ -29,10 +29,12 @@ class CompressedLayer(CacheLayerMixin):
     is_sliding = False
     supports_early_init = False
 
-    def __init__(self, state: LayerCache, prompt_read: Callable[[], None]) -> None:
+    def __init__(self, state: LayerCache, number: int, layers: int) -> None:
         super().__init__()
         self.state = state
-        self.prompt_read = prompt_read
+        self.number, self.layers = number, layers
+        # Held here, not in the cache: a way back to it would keep a dropped cache alive until the next collection.
+        self.on_prompt_layer: Callable[[int, int], None] | None = None
         self.waiting = False
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
@@ -54,6 +56,11 @@ class CompressedLayer(CacheLayerMixin):
         """The state, for the attention function that was handed this layer."""
         self.waiting = False
         return self.state
+
+    def prompt_read(self) -> None:
+        """Tell who listens that this layer has read its part of a prompt."""
+        if self.on_prompt_layer is not None:
+            self.on_prompt_layer(self.number + 1, self.layers)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         # A whole layer is masked by the model's own mask; a ragged one needs to know its new columns alone.
@@ -129,7 +136,6 @@ class CompressedCache(Cache):
             raise UnsupportedModelError(
                 f"{type(model).__name__} has no full-attention layer: there is nothing to compress"
             )
-        self.on_prompt_layer: Callable[[int, int], None] | None = None
         for place, number in enumerate(full):
             state = LayerCache(
                 policies,
@@ -140,10 +146,21 @@ class CompressedCache(Cache):
                 keep_positions=keep_positions,
                 backend=backend,
             )
-            layers[number] = CompressedLayer(state, self._prompt_read(number, len(layers)))
+            layers[number] = CompressedLayer(state, number, len(layers))
         super().__init__(layers=layers)
         self.states = [layers[number].state for number in full]
         """The compressed layers' caches, in order."""
+
+    @property
+    def on_prompt_layer(self) -> Callable[[int, int], None] | None:
+        """Called with (layers done, layers of the model) after each compressed layer of a prompt's forward."""
+        return next(layer for layer in self.layers if isinstance(layer, CompressedLayer)).on_prompt_layer
+
+    @on_prompt_layer.setter
+    def on_prompt_layer(self, listener: Callable[[int, int], None] | None) -> None:
+        for layer in self.layers:
+            if isinstance(layer, CompressedLayer):
+                layer.on_prompt_layer = listener
 
     @property
     def kwargs(self) -> dict[str, Any]:
@@ -184,10 +201,3 @@ class CompressedCache(Cache):
             "assisted decoding (assistant_model, prompt_lookup_num_tokens) takes tokens back, and an evicted token "
             "does not come back: generate without it, or with the model's own cache"
         )
-
-    def _prompt_read(self, number: int, layers: int) -> Callable[[], None]:
-        def tell() -> None:
-            if self.on_prompt_layer is not None:
-                self.on_prompt_layer(number + 1, layers)
-
-        return tell
