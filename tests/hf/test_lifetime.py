@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from support.models import tiny_model
-from support.policies import POLICIES
 
 import rocketkv
 from rocketkv.hf.together import answer_together
+from support.models import tiny_model
+from support.policies import POLICIES
 
 
 @pytest.fixture
