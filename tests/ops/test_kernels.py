@@ -202,7 +202,8 @@ def test_compilation_is_announced_once_and_threads_stay_pytorchs(tmp_path) -> No
     code = (
         "import torch\ntorch.set_num_threads(1)\nfrom rocketkv.ops.dispatch import op\n"
         "scores, one = torch.rand(1, 1, 4), torch.ones(1, 1).long()\n"
-        "print(op('topk_tokens', 'topk_tokens', 'cpu')(scores, 4 * one, one[0], 2 * one).shape[2], torch.get_num_threads())"
+        "tokens = op('topk_tokens', 'topk_tokens', 'cpu')(scores, 4 * one, one[0], 2 * one)\n"
+        "print(tokens.shape[2], torch.get_num_threads())"
     )
     said = []
     for _ in range(2):
