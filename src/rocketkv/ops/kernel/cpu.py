@@ -12,6 +12,7 @@ from typing import Any
 import numba
 import numpy as np
 import torch
+from filelock import FileLock
 from numba.core import event
 
 from rocketkv.ops.dispatch import BackendError
@@ -46,11 +47,26 @@ def kernel(fast: bool = True, parallel: bool = False) -> Callable[[Callable[...,
         plain = inspect.unwrap(function)
         plain.__qualname__ = f"{plain.__qualname__}_{DIGEST}"  # part of the name of the file in the cache
         try:
-            return numba.njit(cache=True, **options)(plain)
+            dispatcher = numba.njit(cache=True, **options)(plain)
         except RuntimeError:  # no folder to keep it in
             return numba.njit(**options)(plain)
+        _save_one_at_a_time(dispatcher._cache)
+        return dispatcher
 
     return compiled
+
+
+def _save_one_at_a_time(cache: Any) -> None:
+    """Two processes that keep code for different dtypes of one kernel at once would give both the same file name."""
+    save = cache.save_overload
+
+    def locked(signature: Any, code: Any) -> None:
+        folder = Path(cache.cache_path)
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / "rocketkv.lock"):
+            save(signature, code)
+
+    cache.save_overload = locked
 
 
 class _Announcement(event.Listener):

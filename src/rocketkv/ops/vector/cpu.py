@@ -90,7 +90,8 @@ def exp32(x):  # type: ignore[no-untyped-def]
 def dots(q, x, start, width, out, at):  # type: ignore[no-untyped-def]
     """out[r, at] = q[r] . x[start : start + width] for every row r of q."""
     heads = q.shape[0]
-    row = x[start : start + width]  # a slice, because an index that might be negative keeps a loop from vector registers
+    # A slice, because an index that might be negative keeps a loop from vector registers.
+    row = x[start : start + width]
     r = 0
     while r + 4 <= heads:
         q0, q1, q2, q3 = q[r], q[r + 1], q[r + 2], q[r + 3]
