@@ -5,11 +5,13 @@
 # PYTHON=python3.12     the interpreter that builds the environment (3.11 or newer)
 # TORCH_INDEX=URL       another package index for PyTorch, e.g. https://download.pytorch.org/whl/cpu
 # PYTEST_ARGS="-k x"    handed to pytest
+# WORKERS=2             processes that share the tests
 
 PYTHON ?= python3
 VENV ?= .venv
 TORCH_INDEX ?=
 PYTEST_ARGS ?=
+WORKERS ?= 2
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
@@ -25,7 +27,7 @@ demo: $(VENV)/.installed
 	$(BIN)/rocketkv demo
 
 test: $(VENV)/.installed-dev model
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -36,7 +38,7 @@ types: $(VENV)/.installed-dev
 
 compat: $(VENV)/.installed-dev $(OVERLAY)/.installed
 	PYTHONPATH=$(OVERLAY) $(BIN)/python -c "import transformers as t; assert t.__version__ == '$(OLDEST)', t.__version__"
-	PYTHONPATH=$(OVERLAY) $(BIN)/python -m pytest -m law $(PYTEST_ARGS) tests
+	PYTHONPATH=$(OVERLAY) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m law $(PYTEST_ARGS) tests
 
 # Does nothing when the model has been imported before.
 model: $(VENV)/.installed

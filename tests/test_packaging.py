@@ -44,9 +44,7 @@ def elsewhere(tmp_path_factory) -> Path:
 def run(command: list[object], **options: object) -> str:
     """Run a command away from the source tree and return its standard output; its failure fails the test."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    result = subprocess.run(
-        list(map(str, command)), capture_output=True, text=True, env=environment, **options
-    )
+    result = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=environment, **options)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 
@@ -60,9 +58,7 @@ def test_wheel_installs_elsewhere(elsewhere, tmp_path):
 def test_wheel_holds_every_module(elsewhere):
     (packages,) = (elsewhere.parent / "lib").glob("python*/site-packages/rocketkv")
     installed = {path.relative_to(packages) for path in packages.rglob("*.py")}
-    source = {
-        path.relative_to(ROOT / "src" / "rocketkv") for path in (ROOT / "src" / "rocketkv").rglob("*.py")
-    }
+    source = {path.relative_to(ROOT / "src" / "rocketkv") for path in (ROOT / "src" / "rocketkv").rglob("*.py")}
     assert installed == source
 
 

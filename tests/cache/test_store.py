@@ -39,7 +39,7 @@ def test_append_and_grow() -> None:
     kv = grow(kv)
     for step in range(40):
         tokens = torch.tensor([99, 99])  # of use to positions alone, which this store does not keep
-        append(kv, torch.full((2, 2, 2), 100.0 + step), torch.full((2, 2, 2), -100.0 - step), tokens)
+        append(kv, torch.full((2, 2, 2), 100.0 + step), torch.full((2, 2, 2), -100.0 - step), tokens, "reference")
     assert kv.lengths.tolist() == [[43, 41], [45, 44]]
     for (b, g), (keys, values) in before.items():
         now = segment(kv, b, g)

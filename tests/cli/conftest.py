@@ -49,9 +49,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     inner = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=inner, pad_token=SPECIAL[0], additional_special_tokens=SPECIAL[1:]
-    )
+    fast = PreTrainedTokenizerFast(tokenizer_object=inner, pad_token=SPECIAL[0], additional_special_tokens=SPECIAL[1:])
     fast.chat_template = CHAT_TEMPLATE
     return fast
 

@@ -35,7 +35,5 @@ def test_rows_equal_single_runs(cli, folder, document):
 
 
 def test_an_option_goes_to_the_policies_that_know_it(cli, folder, document):
-    rows = json.loads(
-        cli(*ARGUMENTS, "--model", folder, "--prompt-file", document, "--json", "--set", "split=0").out
-    )
+    rows = json.loads(cli(*ARGUMENTS, "--model", folder, "--prompt-file", document, "--json", "--set", "split=0").out)
     assert [row["plan"]["kept_tokens"] for row in rows] == [319, 319, 319]

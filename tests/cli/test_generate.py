@@ -36,9 +36,7 @@ def test_the_text_is_what_the_library_generates(cli, folder, document):
     result = cli("generate", "--model", folder, "--prompt-file", document, *ROCKET)
     model, tokenizer = load_model(str(folder))
     chat = [{"role": "user", "content": document.read_text()}]
-    inputs = tokenizer.apply_chat_template(
-        chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
-    )
+    inputs = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     out = generate(model, RocketKV(budget_tokens=64), **inputs, max_new_tokens=6, do_sample=False)
     text = tokenizer.decode(out[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
     assert result.out == text + "\n"
@@ -109,10 +107,7 @@ def test_every_dtype(cli, folder, document, dtype):
 
 def test_options_reach_the_policy(cli, folder, document):
     arguments = ("generate", "--model", folder, "--prompt-file", document, *ROCKET, "--json")
-    kept = [
-        json.loads(cli(*arguments, "--set", f"split={split}").out)["plan"]["kept_tokens"]
-        for split in (0, 0.5, 1)
-    ]
+    kept = [json.loads(cli(*arguments, "--set", f"split={split}").out)["plan"]["kept_tokens"] for split in (0, 0.5, 1)]
     assert kept[0] == 319
     assert kept[0] > kept[1] > kept[2] == 64
     planned = json.loads(cli(*arguments, "--planned-new-tokens", 100).out)

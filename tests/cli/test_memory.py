@@ -31,8 +31,12 @@ def test_the_peak_of_a_compressed_prefill_is_what_is_kept_and_one_layer():
 
 def test_sliding_layers_hold_their_window_only():
     model = tiny_model("gemma3")
-    need = prefill_need(model, 500, FullKV().plan(500, head_dim=16))
-    assert need.cache_bytes == (2 * 500 + 24) * 2 * 2 * 16 * 4
+    config = model.config
+    full = sum(kind == "full_attention" for kind in config.layer_types)
+    window = (len(config.layer_types) - full) * config.sliding_window
+    pair_bytes = config.num_key_value_heads * 2 * config.head_dim * 4
+    need = prefill_need(model, 500, FullKV().plan(500, head_dim=config.head_dim))
+    assert need.cache_bytes == (full * 500 + window) * pair_bytes
 
 
 def test_eager_attention_needs_the_square():

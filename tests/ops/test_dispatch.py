@@ -3,7 +3,8 @@
 import pytest
 
 from rocketkv.ops.attend.reference import attend
-from rocketkv.ops.dispatch import BackendError, op
+from rocketkv.ops.dispatch import op
+from rocketkv.ops.errors import BackendError
 
 
 def test_the_reference() -> None:

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from rocketkv.ops.dense_attend.reference import as_store
-from rocketkv.ops.dispatch import BackendError, op
+from rocketkv.ops.dispatch import op
+from rocketkv.ops.errors import BackendError
 from rocketkv.types import Candidates, PageBounds, RaggedKV
 from support.ragged import ragged_kv, slots_of
 

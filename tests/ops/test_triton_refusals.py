@@ -10,7 +10,8 @@ import torch
 
 from rocketkv.ops import dispatch
 from rocketkv.ops.attend import reference
-from rocketkv.ops.dispatch import BackendError, op
+from rocketkv.ops.dispatch import op
+from rocketkv.ops.errors import BackendError
 from support.ragged import ragged_kv
 
 pytest.importorskip("triton")

@@ -11,7 +11,7 @@ from rocketkv.cache.positions import padded_positions
 from rocketkv.cache.ragged import READ_ALL, RaggedLayer, RowRule
 from rocketkv.cache.static import Capture, CapturedStep, StaticStep
 from rocketkv.cache.store import choose, pack
-from rocketkv.ops.dispatch import BackendError
+from rocketkv.ops.errors import BackendError
 from rocketkv.ops.ragged import padded
 from rocketkv.policies.hsa import HybridTopK
 from rocketkv.policies.quest import QuestPages

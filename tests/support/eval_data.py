@@ -1,4 +1,4 @@
-"""Real rows of public benchmarks, which are not part of this repository: read where they are, or the test is skipped."""
+"""Real rows of public benchmarks, not part of this repository: read where they are, or skipped."""
 
 import os
 from pathlib import Path

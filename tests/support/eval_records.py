@@ -56,6 +56,6 @@ def made_up_sweep(
                                 max_tokens=length,
                                 kept_tokens=float(kept),
                                 meta=meta,
-                            )  # fmt: skip
+                            )
                         )
     return records

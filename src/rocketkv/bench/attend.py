@@ -15,7 +15,8 @@ from rocketkv.attend import decode_attend, read
 from rocketkv.bench.filled import Shape, kept_layer, random_columns
 from rocketkv.bench.timing import Row, copies_needed
 from rocketkv.cache.ragged import RaggedLayer, RowRule
-from rocketkv.ops.dispatch import BackendError, op
+from rocketkv.ops.dispatch import op
+from rocketkv.ops.errors import BackendError
 from rocketkv.policies.base import Policy
 from rocketkv.policies.registry import make_policy
 from rocketkv.types import Float, RaggedKV, Tensor

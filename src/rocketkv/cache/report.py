@@ -44,9 +44,10 @@ class CacheReport:
 
     def __str__(self) -> str:
         kept = ", ".join(f"{kept:.0f} of {seen}" for kept, seen in zip(self.kept_tokens, self.tokens_seen, strict=True))
+        share = f"{100 * self.kept_fraction:.1f} %"
         lines = [
             f"tokens kept      {kept}",
-            f"bytes held       {self.cache_bytes:,}, {100 * self.kept_fraction:.1f} % of a full cache's {self.full_cache_bytes:,}",
+            f"bytes held       {self.cache_bytes:,}, {share} of a full cache's {self.full_cache_bytes:,}",
             f"bytes per step   {self.step_bytes:,}",
             f"decode steps     {self.sparse_steps} sparse, {self.dense_steps} dense (all layers)",
         ]

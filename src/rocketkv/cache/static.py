@@ -13,7 +13,8 @@ import torch
 from rocketkv.cache.groups import Group, take_token
 from rocketkv.cache.ragged import RaggedLayer
 from rocketkv.cache.store import view_rows
-from rocketkv.ops.dispatch import BackendError, op
+from rocketkv.ops.dispatch import op
+from rocketkv.ops.errors import BackendError
 from rocketkv.types import Float, Int, Tensor
 
 Capture = Callable[[Callable[[], None]], Callable[[], None]]

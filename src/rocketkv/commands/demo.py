@@ -22,9 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--budgets", type=wholes(1), default=BUDGETS, metavar="N,N",
         help=f"budgets of RocketKV (default {','.join(map(str, BUDGETS))})",
     )  # fmt: skip
-    parser.add_argument(
-        "--max-new-tokens", type=whole(1), default=16, metavar="N", help="(default %(default)s)"
-    )
+    parser.add_argument("--max-new-tokens", type=whole(1), default=16, metavar="N", help="(default %(default)s)")
     parser.add_argument("--json", action="store_true", help="print a JSON list")
     parser.set_defaults(planned_new_tokens=0, temperature=0.0, seed=0)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rocketkv.evals.errors import TaskError
 from rocketkv.hf.errors import CalibrationError, ModelError
 from rocketkv.hf.prompting import PromptError
-from rocketkv.ops.dispatch import BackendError
+from rocketkv.ops.errors import BackendError
 from rocketkv.policies.errors import PolicyMisfitError
 from rocketkv.records import RecordError
 

@@ -13,9 +13,7 @@ HELP = "turn a GGUF file into a folder of safetensors, once"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of this command."""
     parser.add_argument("source", metavar="SRC", help="a .gguf file, or smollm2, which is fetched first")
-    parser.add_argument(
-        "--to", type=Path, metavar="DIR", help="the folder to make (default: one in the user's cache)"
-    )
+    parser.add_argument("--to", type=Path, metavar="DIR", help="the folder to make (default: one in the user's cache)")
 
 
 def run(args: argparse.Namespace) -> None:

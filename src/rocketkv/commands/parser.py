@@ -86,16 +86,12 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="M",
         help="a folder, a .gguf file, a hub id (owner/name) or smollm2 (default)",
     )
-    group.add_argument(
-        "--dtype", choices=DTYPES, default="float32", help="of weights and cache (default %(default)s)"
-    )
+    group.add_argument("--dtype", choices=DTYPES, default="float32", help="of weights and cache (default %(default)s)")
     group.add_argument(
         "--weights", choices=WEIGHTS, default="float",
         help="int8: linear layers and embedding as 8-bit integers (default: floats of --dtype)",
     )  # fmt: skip
-    group.add_argument(
-        "--threads", type=whole(1), metavar="N", help="CPU threads (default: PyTorch's choice)"
-    )
+    group.add_argument("--threads", type=whole(1), metavar="N", help="CPU threads (default: PyTorch's choice)")
     group.add_argument(
         "--backend",
         default="auto",
@@ -137,7 +133,5 @@ def add_answer_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="T",
         help="0 is greedy (default), above 0 samples",
     )
-    group.add_argument(
-        "--seed", type=whole(0), default=0, metavar="N", help="of sampling (default %(default)s)"
-    )
+    group.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of sampling (default %(default)s)")
     group.add_argument("--json", action="store_true", help="print JSON and nothing else on standard output")

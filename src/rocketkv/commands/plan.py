@@ -22,9 +22,7 @@ ELEMENT_BYTES = {name: 4 if name == "float32" else 2 for name in DTYPES}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of this command."""
     parser.add_argument("--context", type=whole(1), required=True, metavar="N", help="tokens of the prompt")
-    parser.add_argument(
-        "--new", type=whole(0), default=0, metavar="N", help="planned new tokens (default %(default)s)"
-    )
+    parser.add_argument("--new", type=whole(0), default=0, metavar="N", help="planned new tokens (default %(default)s)")
     parser.add_argument(
         "--budget", type=whole(1), default=DEFAULT_BUDGET_TOKENS, metavar="N", help="(default %(default)s)"
     )
@@ -32,9 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--window", type=whole(1), default=32, metavar="N", help="observation window (default %(default)s)"
     )
     parser.add_argument("--split", type=number(0, 1), metavar="R", help="instead of the adaptive split")
-    parser.add_argument(
-        "--model", metavar="M", help="take the sizes from a folder's config.json, or smollm2's"
-    )
+    parser.add_argument("--model", metavar="M", help="take the sizes from a folder's config.json, or smollm2's")
     parser.add_argument("--head-dim", type=whole(1), metavar="D", help="size of a key")
     parser.add_argument("--kv-heads", type=whole(1), metavar="G", help="KV heads of a layer, for bytes")
     parser.add_argument("--layers", type=whole(1), metavar="N", help="full-attention layers, for bytes")
@@ -72,13 +68,9 @@ def model_shape(model: str) -> ModelShape:
         source = known.KNOWN_MODELS[model]
         path = store.imported_path(Path(source.gguf_name).stem, source.sha256)
         if not path.is_dir():
-            raise UsageError(
-                f"{model} is not imported yet: run `rocketkv import {model}`, or give --head-dim"
-            )
+            raise UsageError(f"{model} is not imported yet: run `rocketkv import {model}`, or give --head-dim")
     elif not path.is_dir():
-        raise UsageError(
-            f"{model} is not a folder here: a plan reads a folder's config.json; give that, or --head-dim"
-        )
+        raise UsageError(f"{model} is not a folder here: a plan reads a folder's config.json; give that, or --head-dim")
     return shape_in_folder(path)
 
 

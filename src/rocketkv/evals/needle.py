@@ -88,9 +88,16 @@ def main(argv: list[str] | None = None) -> None:
         texts = [tokenizer.decode(tokens, skip_special_tokens=True) for tokens in done.new_tokens]
         for key, text in zip(policies, texts, strict=True):
             found[key].append(needle.number in text.replace(",", ""))
-        row = {"seed": seed, "prompt_tokens": len(ids), "depth": needle.depth, "number": needle.number,
-               "model": args.model, "found": {f"{spec}@{budget}": found[spec, budget][-1] for spec, budget in policies},
-               "text": {f"{spec}@{budget}": text for (spec, budget), text in zip(policies, texts, strict=True)}}  # fmt: skip
+        names = [f"{spec}@{budget}" for spec, budget in policies]
+        row = {
+            "seed": seed,
+            "model": args.model,
+            "prompt_tokens": len(ids),
+            "depth": needle.depth,
+            "number": needle.number,
+            "found": {name: found[key][-1] for name, key in zip(names, policies, strict=True)},
+            "text": dict(zip(names, texts, strict=True)),
+        }
         seconds = time.perf_counter() - start
         print(
             f"seed {seed}: {sum(row['found'].values())} of {len(policies)}, {seconds:.0f} s",

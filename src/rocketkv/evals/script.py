@@ -47,6 +47,7 @@ def make_script(tokenizer: Any, item: Example | Conversation, *, protocol: str, 
     Raises ValueError where the tokenizer has no chat template for an example that wants one.
     """
     first = item.example(0) if isinstance(item, Conversation) else item
+    question: list[int]
     if protocol == "inside":
         shared, question = prompt_tokens(tokenizer, first), []
     else:

@@ -52,7 +52,7 @@ def generate(
     if kwargs.get("prefill_chunk_size") or getattr(config, "prefill_chunk_size", None):
         if cache.get_seq_length() > 0 and not CHUNKS_LATER_TURNS:
             raise ValueError(
-                f"prefill_chunk_size on a later turn needs transformers 5.23, this is {transformers.__version__}, which "
+                f"prefill_chunk_size on a later turn needs transformers 5.23; {transformers.__version__} "
                 "would read the whole conversation again: leave it out on this turn"
             )
         cache.begin_prefill(_new_columns(kwargs, cache.get_seq_length()))

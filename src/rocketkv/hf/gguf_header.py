@@ -105,8 +105,7 @@ def read_gguf_header(path: Path) -> GGUFHeader:
                 ) from None
     if size_bytes < header.expected_bytes:
         raise ModelError(
-            f"{path} is truncated: {size_bytes:,} bytes, its tensors need {header.expected_bytes:,}; "
-            f"fetch it again"
+            f"{path} is truncated: {size_bytes:,} bytes, its tensors need {header.expected_bytes:,}; fetch it again"
         )
     return header
 
@@ -157,9 +156,7 @@ def _tensor_bytes(kind: int, shape: tuple[int, ...], where: str) -> int:
         raise ModelError("GGUF files need the gguf extra: pip install 'rocketkv[gguf]'") from None
     known = {int(member): member for member in GGMLQuantizationType}
     if kind not in known:
-        raise ModelError(
-            f"{where} has the type number {kind}, which the installed gguf package does not know"
-        )
+        raise ModelError(f"{where} has the type number {kind}, which the installed gguf package does not know")
     block_weights, block_bytes = GGML_QUANT_SIZES[known[kind]]
     return _product(shape) // block_weights * block_bytes
 

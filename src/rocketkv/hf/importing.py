@@ -120,9 +120,7 @@ def load_gguf(source: Path, header: GGUFHeader, *, progress: Progress) -> tuple[
             f"{metadata.version('transformers')}: {_first_line(error)}"
         ) from error
     if info["missing_keys"]:
-        raise ModelError(
-            f"{source} lacks {len(info['missing_keys'])} tensors, such as {min(info['missing_keys'])}"
-        )
+        raise ModelError(f"{source} lacks {len(info['missing_keys'])} tensors, such as {min(info['missing_keys'])}")
     _remove_quantisation_marks(model)
     _set_special_tokens(model, tokenizer, header)
     return model, tokenizer

@@ -77,12 +77,8 @@ def _local_path(spec: str, progress: Callable[[str], None] | None) -> Path | Non
         raise ModelError(f"{spec} does not exist: no such folder or file")
     if "/" not in spec:
         near = difflib.get_close_matches(spec.lower(), known.KNOWN_MODELS, n=3, cutoff=0.5)
-        hint = (
-            f"did you mean {' or '.join(near)}?" if near else f"known names: {', '.join(known.KNOWN_MODELS)};"
-        )
-        raise ModelError(
-            f"unknown model {spec!r}: {hint} A folder, a .gguf file or a hub id (owner/name) will do too"
-        )
+        hint = f"did you mean {' or '.join(near)}?" if near else f"known names: {', '.join(known.KNOWN_MODELS)};"
+        raise ModelError(f"unknown model {spec!r}: {hint} A folder, a .gguf file or a hub id (owner/name) will do too")
     return None
 
 
@@ -120,9 +116,7 @@ def _check_shards(folder: Path, names: list[str]) -> None:
                 with safe_open(folder / name, framework="pt"):
                     pass
             except SafetensorError as error:
-                raise ModelError(
-                    f"{folder / name} is damaged or incomplete ({error}): fetch it again"
-                ) from None
+                raise ModelError(f"{folder / name} is damaged or incomplete ({error}): fetch it again") from None
 
 
 def _from_pretrained(name: str, local: bool, dtype: torch.dtype, attn: str | None) -> tuple[Any, Any]:

@@ -41,9 +41,7 @@ def shape_in_folder(folder: Path) -> ModelShape:
     """The shape that `config.json` in a folder tells; no more is read. Raises ModelError if it does not."""
     path = folder / "config.json"
     if not path.is_file():
-        raise ModelError(
-            f"{folder} is not a model folder, it has no config.json: give the folder that has one"
-        )
+        raise ModelError(f"{folder} is not a model folder, it has no config.json: give the folder that has one")
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         values = values.get("text_config", values)
@@ -56,9 +54,7 @@ def shape_in_folder(folder: Path) -> ModelShape:
 def _shape(get: Callable[[str], Any], source: str) -> ModelShape:
     layers, heads, hidden = get("num_hidden_layers"), get("num_attention_heads"), get("hidden_size")
     if not all(isinstance(value, int) and value > 0 for value in (layers, heads, hidden)):
-        raise ModelError(
-            f"{source} does not give num_hidden_layers, num_attention_heads and hidden_size as numbers"
-        )
+        raise ModelError(f"{source} does not give num_hidden_layers, num_attention_heads and hidden_size as numbers")
     full, window = _attention_layers(get, layers)
     return ModelShape(
         layers=layers,

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from rocketkv.ops.errors import BackendError
 from rocketkv.types import PageBounds, Tensor
 
 BACKENDS = ("auto", "reference", "cpu", "triton")
@@ -18,10 +19,6 @@ LIBRARIES = {"cpu": "numba", "triton": "triton"}
 FASTEST = {"cpu": "cpu", "cuda": "triton"}
 """Device type -> the backend that "auto" takes there, where its library is installed."""
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-
-class BackendError(ValueError):
-    """A backend was asked for that does not exist or cannot run here."""
 
 
 def backend_names(backend: str) -> None:

@@ -15,7 +15,7 @@ import torch
 from filelock import FileLock
 from numba.core import event
 
-from rocketkv.ops.dispatch import BackendError
+from rocketkv.ops.errors import BackendError
 from rocketkv.types import Tensor
 
 UNKNOWN = torch.float64

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from rocketkv.ops.dispatch import BackendError
+from rocketkv.ops.errors import BackendError
 from rocketkv.types import Tensor
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -6,7 +6,7 @@ import numba
 import numpy as np
 import torch
 
-from rocketkv.ops.dispatch import BackendError
+from rocketkv.ops.errors import BackendError
 from rocketkv.ops.kernel.cpu import kernel, set_threads, table
 from rocketkv.types import Float, Int, Tensor
 
