@@ -6,18 +6,15 @@ import torch
 
 from rocketkv.budget import Plan
 from rocketkv.cache.counters import Counters
+from rocketkv.cache.eviction import Columns, keep_columns, key_bases, left_whole, tokens_of
 from rocketkv.cache.observer import Observer
 from rocketkv.cache.positions import counted_positions, merged_positions
 from rocketkv.cache.ragged import ENDLESS, READ_ALL, RaggedLayer, RowRule, rotate
 from rocketkv.cache.store import choose, pack, right_aligned, tensor_bytes
 from rocketkv.cache.whole import WholeLayer
 from rocketkv.cache.window import Window
-from rocketkv.policies.base import Policy, Prompt
-from rocketkv.policies.errors import PolicyMisfitError
+from rocketkv.policies.base import Policy
 from rocketkv.types import Bool, Float, Int, RaggedKV, Tensor
-
-Columns = tuple[Float[Tensor, "B G C D"], Float[Tensor, "B G C Dv"], Int[Tensor, "B G"]]
-"""Right-aligned keys and values, and how many of the last columns of each segment hold tokens."""
 
 
 class LayerCache:
@@ -115,7 +112,7 @@ class LayerCache:
     def observe(self, q: Float[Tensor, "B G R q D"], valid: Bool[Tensor, "B q"] | None) -> None:
         """Remember the last queries of the prompt, as many as its evictors want to see."""
         if self._window is None:
-            wanted = (0 if self._left_whole(policy) else policy.slots[0].observes for policy in self.policies)
+            wanted = (0 if left_whole(policy, self.layer) else policy.slots[0].observes for policy in self.policies)
             self._window = Window(max(wanted))
         self._window.observe(q, valid)
 
@@ -127,7 +124,7 @@ class LayerCache:
             self._end_prompt(scaling)
         elif self.ragged is not None and self._prompt is not None:
             keys, values, counts = self._prompt
-            self._pack(keys, values, _tokens_of(keys, counts), None, self.ragged.rules)
+            self._pack(keys, values, tokens_of(keys, counts), None, self.ragged.rules)
         self._prompt = None
 
     def append(self, keys: Float[Tensor, "B G 1 D"], values: Float[Tensor, "B G 1 Dv"]) -> None:
@@ -201,7 +198,7 @@ class LayerCache:
 
     def row_rules(self) -> list[RowRule]:
         """How each row reads, its pages being laid out for the length it has."""
-        return [RowRule(READ_ALL if self._left_whole(p) else p.slots[1], p.budget_tokens) for p in self.policies]
+        return [RowRule(READ_ALL if left_whole(p, self.layer) else p.slots[1], p.budget_tokens) for p in self.policies]
 
     def resume(
         self,
@@ -236,9 +233,6 @@ class LayerCache:
                 f"a batch of {batch} on a cache of {len(self.row_tokens)} rows: use a new cache, or the same rows"
             )
 
-    def _left_whole(self, policy: Policy) -> bool:
-        return policy.whole or self.layer < policy.skip_layers
-
     def _end_prompt(self, scaling: float) -> None:
         """Plan every row; evict and lay out unless everything stays and is read."""
         assert self.row_tokens is not None
@@ -268,46 +262,28 @@ class LayerCache:
         else:
             assert self.held is not None
             keys, values, counts = self.held.compacted()
-        tokens = _tokens_of(keys, counts)
         rows = len(self.policies)
         source = list(range(rows)) if keys.shape[0] == rows else [0] * rows
-        keep = tokens[source]
-        for policy in dict.fromkeys(self.policies):
-            evictor = policy.slots[0]
-            if evictor.keeps_all or self._left_whole(policy):
-                continue
-            mine = [row for row in range(rows) if self.policies[row] == policy]
-            index = [source[row] for row in mine]
-            assert self._window is not None
-            queries = query_counts = None
-            if evictor.observes:
-                queries, query_counts = self._window.last(evictor.observes, index)
-            prompt = Prompt(
-                queries,
-                query_counts,
-                keys[index],
-                values[index],
-                counts[index],
-                scaling,
-                self.layer,
-                self.layers,
-                self.backend,
-            )
-            kept = torch.tensor([self.plans[row].kept_tokens for row in mine], device=keys.device)
-            crowded = (counts[index] > kept[:, None]).any(-1)
-            if query_counts is not None:
-                crowded &= query_counts > 0  # a row that this turn gave no token has no query to vote: it keeps all
-            chosen = evictor.keep(prompt, kept)
-            for place, row in enumerate(mine):
-                if bool(crowded[place]):
-                    keep[row] = chosen[place]
+        assert self._window is not None
+        keep = keep_columns(
+            (keys, values, counts),
+            source,
+            self.policies,
+            self.plans,
+            self._window,
+            scaling=scaling,
+            layer=self.layer,
+            layers=self.layers,
+            backend=self.backend,
+        )
+        tokens = tokens_of(keys, counts)[source]
         retained = torch.tensor([policy.slots[0].retains for policy in self.policies], device=keys.device)
-        stored = keep | (tokens[source] & retained[:, None, None])
-        self.counters.evicted_tokens += int(tokens[source].sum() - stored.sum())
+        stored = keep | (tokens & retained[:, None, None])
+        self.counters.evicted_tokens += int(tokens.sum() - stored.sum())
         candidates = choose(keep, stored) if bool((stored != keep).any()) else None
         rules = [
             RowRule(
-                READ_ALL if self._left_whole(policy) else policy.slots[1],
+                READ_ALL if left_whole(policy, self.layer) else policy.slots[1],
                 policy.budget_tokens,
                 0 if plan.dense else plan.capacity_tokens,
             )
@@ -319,12 +295,12 @@ class LayerCache:
         """Some row now holds more tokens than its budget: from here on it selects."""
         assert self.held is not None
         keys, values, counts = self.held.compacted()
-        self._pack(keys, values, _tokens_of(keys, counts), None, self.row_rules())
+        self._pack(keys, values, tokens_of(keys, counts), None, self.row_rules())
 
     def _pack(self, keys: Tensor, values: Tensor, keep: Tensor, candidates: object, rules: list[RowRule]) -> None:
         basis = None if self.ragged is None else self.ragged.basis
         if self.ragged is None:
-            basis = self._bases(rules, keys)
+            basis = key_bases(rules, self.layer, keys)
             if basis is not None:
                 keys = rotate(keys, basis)
         kv = pack(keys, values, keep, self._positions(keys.shape[2]) if self.keep_positions else None)
@@ -340,32 +316,12 @@ class LayerCache:
         assert self._prompt is not None
         return merged_positions(self.ragged.kv, self._prompt[2], self.row_tokens, columns)
 
-    def _bases(self, rules: list[RowRule], keys: Float[Tensor, "B G C D"]) -> Float[Tensor, "B G D D"] | None:
-        """What each row's keys are rotated by; None if no selector asks for it."""
-        bases = [rule.selector.basis(self.layer) for rule in rules]
-        if all(basis is None for basis in bases):
-            return None
-        heads, head_dim = keys.shape[1], keys.shape[-1]
-        for basis in bases:
-            if basis is not None and basis.shape != (heads, head_dim, head_dim):
-                raise PolicyMisfitError(
-                    f"the key bases are for {basis.shape[0]} KV heads of size {basis.shape[1]}, the model has "
-                    f"{heads} of {head_dim}: calibrate on this model"
-                )
-        plain = torch.eye(head_dim, device=keys.device).expand(heads, -1, -1)
-        return torch.stack([plain if basis is None else basis.to(keys.device) for basis in bases])
-
     def _count_steps_until_sparse(self) -> int:
         """Decode steps that a whole layer can take until some row passes its budget."""
         assert self.row_tokens is not None
         rooms = [
             policy.budget_tokens - tokens
             for policy, tokens in zip(self.policies, self.row_tokens.tolist(), strict=True)
-            if not (policy.slots[1].reads_all or self._left_whole(policy))
+            if not (policy.slots[1].reads_all or left_whole(policy, self.layer))
         ]
         return min(rooms, default=ENDLESS)
-
-
-def _tokens_of(keys: Float[Tensor, "B G C D"], counts: Int[Tensor, "B G"]) -> Bool[Tensor, "B G C"]:
-    columns = keys.shape[2]
-    return torch.arange(columns, device=keys.device) >= columns - counts[..., None]
