@@ -12,7 +12,7 @@ from rocketkv.policies.base import Policy
 from rocketkv.policies.hsa import HybridTopK
 from support.bounds import assert_bounds_are_true
 from support.models import DTYPES, greedy, left_padded, prompt, tiny_model
-from support.policies import COMPRESSING, EVERYTHING_READ, POLICIES
+from support.policies import EVERYTHING_READ, PAIRS, POLICIES, SINGLE
 from support.trace import Trace, next_inputs
 
 pytestmark = pytest.mark.law
@@ -152,7 +152,7 @@ def test_counters_prove_that_both_stages_ran() -> None:
     assert report.step_bytes > 20 * pair * 2 * 2
 
 
-@pytest.mark.parametrize("name", COMPRESSING)
+@pytest.mark.parametrize("name", [*SINGLE, "adakv+hsa", "snapkv+quest"])
 def test_an_answer_that_outgrows_the_budget(name: str) -> None:
     # Dense until 24 tokens are held, sparse from there, pages laid out again past 50 and 102; stores grow on
     # the way.
@@ -193,8 +193,10 @@ def chunked(model: torch.nn.Module, policy: Policy, ids: torch.Tensor, mask: tor
     return trace
 
 
-@pytest.mark.parametrize("chunk", [7, 32, 100, 129])
-@pytest.mark.parametrize("name", COMPRESSING)
+@pytest.mark.parametrize(
+    ("name", "chunk"),
+    [*((name, chunk) for name in SINGLE for chunk in (7, 32, 100, 129)), *((name, 32) for name in PAIRS)],
+)
 def test_a_prompt_in_announced_chunks_is_the_prompt_at_once(name: str, chunk: int) -> None:
     model, policy = tiny_model("llama"), COMPRESSING[name](40)
     ids, mask = left_padded([prompt(130), prompt(61, seed=1)])
@@ -229,8 +231,13 @@ def test_a_later_turn_in_announced_chunks(chunk: int) -> None:
         torch.testing.assert_close(one, two, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize(
+    ("name", "architecture"),
+    [
+        *((name, "llama") for name in POLICIES),
+        *((name, "gemma3") for name in ("full", "rocketkv", "rocketkv_mt", "adakv+hsa")),
+    ],
+)
 def test_generate_announces_its_chunks(name: str, architecture: str) -> None:
     model, policy, ids = tiny_model(architecture), POLICIES[name](40), prompt(150)
     outs, caches = [], []

@@ -7,7 +7,7 @@ from rocketkv.policies.registry import make_policy
 from support.two_turns import two_turns
 
 BUDGET_TOKENS = 192
-SEEDS = range(4)
+SEEDS = range(2)
 
 
 @pytest.mark.model
@@ -22,6 +22,6 @@ def test_a_fact_for_turn_two_is_lost_by_rocketkv_and_found_by_rocketkv_mt() -> N
             second[name] += two
     print(f"turn one {first}, turn two {second}, of {len(SEEDS)} texts")
     assert min(first.values()) == len(SEEDS), "turn one is found by all"
-    assert second["full"] >= 3
-    assert second["rocketkv-mt"] >= second["full"] - 1
-    assert second["rocketkv"] <= 1
+    assert second["full"] == len(SEEDS)
+    assert second["rocketkv-mt"] >= 1
+    assert second["rocketkv"] == 0

@@ -100,6 +100,8 @@ POLICIES: dict[str, Callable[[int], Policy]] = (
 """Name -> the policy at a budget of t tokens: every method, and every evictor with every kind of selector."""
 
 COMPRESSING = {name: make for name, make in POLICIES.items() if not make(16).whole}
+SINGLE = {name: make for name, make in COMPRESSING.items() if name not in PAIRS}
+"""Methods that compress, without the pairs: for laws that cost much and that a pair adds nothing to."""
 EVERYTHING_READ: dict[str, Callable[[int], Policy]] = {
     "full": POLICIES["full"],
     "nothing_evicted": lambda t: RocketKV(budget_tokens=t, split=0.0, selector=HappensToReadAll()),
