@@ -156,7 +156,7 @@ def test_counters_prove_that_both_stages_ran() -> None:
 def test_an_answer_that_outgrows_the_budget(name: str) -> None:
     # Dense until 24 tokens are held, sparse from there, pages laid out again past 50 and 102; stores grow on
     # the way.
-    model, policy = tiny_model("llama"), COMPRESSING[name](24)
+    model, policy = tiny_model("llama"), POLICIES[name](24)
     cache = CompressedCache(model, policy)
     out = rocketkv.generate(model, policy, cache=cache, input_ids=prompt(10), **greedy(120))
     plain = model.generate(prompt(10), **greedy(15))
@@ -198,7 +198,7 @@ def chunked(model: torch.nn.Module, policy: Policy, ids: torch.Tensor, mask: tor
     [*((name, chunk) for name in SINGLE for chunk in (7, 32, 100, 129)), *((name, 32) for name in PAIRS)],
 )
 def test_a_prompt_in_announced_chunks_is_the_prompt_at_once(name: str, chunk: int) -> None:
-    model, policy = tiny_model("llama"), COMPRESSING[name](40)
+    model, policy = tiny_model("llama"), POLICIES[name](40)
     ids, mask = left_padded([prompt(130), prompt(61, seed=1)])
     parts, whole = chunked(model, policy, ids, mask, chunk), Trace(model, policy)
     torch.testing.assert_close(parts.logits, whole.prompt(ids, mask), atol=1e-4, rtol=1e-4)
