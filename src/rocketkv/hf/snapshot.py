@@ -72,9 +72,9 @@ class PromptSnapshot:
         self._others = {n: layer for n, layer in enumerate(reader.layers) if not isinstance(layer, CompressedLayer)}
 
     @torch.inference_mode()
-    def cache_for(self, policies: Sequence[Policy]) -> CompressedCache:
-        """A new cache that has read the prompt, a row for every policy."""
-        cache = CompressedCache(self.model, policies, **self._options)  # type: ignore[arg-type]
+    def cache_for(self, policies: Sequence[Policy], *, keep_positions: bool = False) -> CompressedCache:
+        """A new cache that has read the prompt, a row for every policy; `keep_positions` is CompressedCache's."""
+        cache = CompressedCache(self.model, policies, keep_positions=keep_positions, **self._options)  # type: ignore[arg-type]
         for number, layer in enumerate(cache.layers):
             if not isinstance(layer, CompressedLayer):
                 cache.layers[number] = copy.deepcopy(self._others[number])

@@ -1,0 +1,281 @@
+"use strict";
+// T tokens: P of the prompt, then N of the answer. L layers, G KV heads, PER query heads of each that read differently.
+// Step 1 is the prompt's own pass; step n chose answer token n, and its reads are number n - 2 of S.
+const data = JSON.parse(document.getElementById("data").textContent);
+const P = data.promptTokens, T = data.pieces.length, N = T - P, S = N - 1;
+const L = data.layers.length, G = data.heads, H = data.readHeads, PER = Math.max(1, H / G);
+const KEPT_BYTES = Math.ceil(P / 8), PAIRS = L * G;
+const state = { layer: null, head: null, step: null, token: null, hover: null, shade: "both" };
+const $ = (id) => document.getElementById(id);
+const range = (count) => [...Array(count).keys()];
+const many = (value, digits = 0) => value.toLocaleString("en", { maximumFractionDigits: digits });
+const depth = (share) => Math.sqrt(share);
+const shown = (piece) => (piece === "" ? "▯" : piece.replace(/\n/g, "↵\n"));
+const quoted = (piece) => `“${piece.replace(/\n/g, "↵")}”`;
+const isMarked = (token) => data.marked.some(([start, stop]) => token >= start && token < stop);
+let kept, reads, attention, spans = [], cells = [], tallied;
+
+async function unpacked(text) {
+  const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return new Uint8Array(await new Response(stream).arrayBuffer());
+}
+
+function element(name, parent, properties = {}) {
+  return parent.appendChild(Object.assign(document.createElement(name), properties));
+}
+
+function addBits(bits, start, bytes, counts) {
+  for (let i = 0; i < bytes; i++) {
+    let byte = bits[start + i];
+    for (let token = 8 * i; byte; byte >>= 1, token++) counts[token] += byte & 1;
+  }
+}
+
+const bit = (bits, start, token) => (bits[start + (token >> 3)] >> (token & 7)) & 1;
+const readsAt = (step, layer, head) => ((step * L + layer) * H + head) * data.readBytes;
+const layers = () => (state.layer === null ? range(L) : [state.layer]);
+const heads = () => (state.head === null ? range(G) : [state.head]);
+const steps = () => (state.step === null ? range(S) : state.step === 1 ? [] : [state.step - 2]);
+
+// Per token: in how many chosen pairs it is kept, how often it was read, and how often it could have been at most.
+function tally() {
+  const pairs = layers().length * heads().length, chosen = steps(), first = state.step === 1;
+  const out = { pairs, kept: new Uint32Array(T + 8), read: new Uint32Array(T + 8), most: new Uint32Array(T), look: new Float64Array(P) };
+  for (const layer of layers()) for (const head of heads()) {
+    addBits(kept, (layer * G + head) * KEPT_BYTES, KEPT_BYTES, out.kept);
+    for (const step of chosen) for (let r = 0; r < PER; r++)
+      addBits(reads, readsAt(step, layer, head * PER + r), data.readBytes, out.read);
+    if (attention) for (let token = 0, at = (layer * G + head) * P; token < P; token++, at++)
+      out.look[token] += (attention[at] / 255) ** 2 / pairs;
+  }
+  for (let token = 0; token < T; token++) {
+    const there = token < P ? chosen.length : chosen.filter((step) => step >= token - P).length;
+    out.most[token] = first ? (token < P ? pairs : 0) : there * pairs * PER;
+    if (token >= P) out.kept[token] = there ? pairs : 0;
+    if (first) out.read[token] = out.most[token];
+  }
+  return out;
+}
+
+// Per pair: which share of `tokens` it kept, which share of the chosen steps read them, what Full-KV attends to them.
+function cellsOf(tokens) {
+  return range(L).map((layer) => range(G).map((head) => {
+    let stored = 0, read = 0, most = 0, look = 0;
+    for (const token of tokens) {
+      stored += token < P ? bit(kept, (layer * G + head) * KEPT_BYTES, token) : 1;
+      if (attention && token < P) look += (attention[(layer * G + head) * P + token] / 255) ** 2;
+      for (const step of steps()) if (token < P + step + 1) for (let r = 0; r < PER; r++, most++)
+        read += bit(reads, readsAt(step, layer, head * PER + r), token);
+    }
+    return { kept: stored / tokens.length, read: state.step === 1 ? 1 : most ? read / most : 0, look };
+  }));
+}
+
+function focused() {
+  const token = state.hover ?? state.token;
+  if (token !== null) return { tokens: [token], name: `Token ${many(token + 1)} ${quoted(data.pieces[token])}` };
+  const expected = data.marked.flatMap(([start, stop]) => range(stop - start).map((i) => start + i));
+  return expected.length ? { tokens: expected, name: "The expected words" } : { tokens: range(P), name: "The average prompt token" };
+}
+
+function drawFocus() {
+  const { tokens, name } = focused(), table = cellsOf(tokens), flat = table.flat();
+  const mean = (list) => list.reduce((sum, token) => sum + token, 0) / tokens.length;
+  const total = (counts) => mean(tokens.map((token) => counts[token]));
+  $("focus").textContent = name;
+  const lines = [`kept in ${many(total(tallied.kept), 1)} of ${many(tallied.pairs)} chosen layer × head pairs`,
+    `read ${many(total(tallied.read), 1)} times of at most ${many(total(tallied.most), 1)}`];
+  if (tokens.length === 1) lines.push(`${tokens[0] < P ? "prompt" : `answer token ${tokens[0] - P + 1}`}, id ${data.ids[tokens[0]]}`);
+  if (attention && tokens[tokens.length - 1] < P) lines.push(`Full-KV attends to it with ${many(100 * total(tallied.look), 3)} %`);
+  $("detail").textContent = lines.join("\n");
+  const sum = flat.reduce((all, cell) => all + cell.look, 0);
+  let left = sum / 2;
+  for (const cell of [...flat].sort((a, b) => b.look - a.look)) { cell.ring = sum > 0 && left > 0; left -= cell.look; }
+  flat.forEach((cell, i) => {
+    const box = cells[i], layer = Math.floor(i / G), head = i % G;
+    box.style.setProperty("--k", depth(cell.kept));
+    box.style.setProperty("--r", depth(cell.read));
+    box.classList.toggle("look", cell.ring);
+    box.classList.toggle("chosen", layer === state.layer && head === state.head);
+    box.title = `layer ${data.layers[layer]}, KV head ${head}: kept ${many(100 * cell.kept)} %, read at ${many(100 * cell.read, 1)} % of the steps`
+      + (attention ? `, Full-KV's attention ${many(100 * cell.look, 2)} %` : "");
+  });
+}
+
+function summary() {
+  const { pairs } = tallied, total = (counts) => counts.slice(0, T).reduce((sum, value) => sum + value, 0);
+  const where = `${state.layer === null ? "All layers" : `Layer ${data.layers[state.layer]}`}, ${state.head === null ? "all KV heads" : `KV head ${state.head}`}`;
+  const held = tallied.kept.slice(0, P).reduce((sum, value) => sum + value, 0) / pairs;
+  const words = [`${where}: ${many(held, 1)} of ${many(P)} prompt tokens kept${pairs > 1 ? " per head (mean)" : ""}.`];
+  const chosen = steps().length;
+  if (state.step === 1) words.push("Answer token 1 comes from the prompt's own pass, which reads everything.");
+  else if (!chosen) words.push("The answer took no decode step.");
+  else words.push(`${state.step === null ? `A step of ${many(S)} read` : `The step that chose answer token ${state.step} read`} ${many(total(tallied.read) / chosen / pairs / PER, 1)} tokens${chosen * pairs * PER > 1 ? " (mean)" : ""}.`);
+  const every = (table) => layers().every((layer) => heads().every((head) => table[layer][head]));
+  if (every(data.readsEverything)) words.push("Reads everything: nothing is evicted or passed over here.");
+  else if (every(data.keepsAll)) words.push("Keeps every prompt token here.");
+  return words.join(" ");
+}
+
+function drawMap() {
+  const canvas = $("map"), width = canvas.clientWidth, height = canvas.clientHeight, scale = window.devicePixelRatio || 1;
+  canvas.width = width * scale; canvas.height = height * scale;
+  const pen = canvas.getContext("2d"), style = getComputedStyle(document.documentElement), color = (name) => style.getPropertyValue(name);
+  pen.scale(scale, scale);
+  const lanes = [["--kept", (token) => tallied.kept[token] / tallied.pairs], ["--bar", (token) => (tallied.most[token] ? tallied.read[token] / tallied.most[token] : 0)]];
+  lanes.forEach(([name, share], lane) => {
+    pen.fillStyle = color(name);
+    for (let x = 0; x < width; x++) {
+      let most = 0;
+      for (let token = Math.floor(x * T / width); token < Math.max((x + 1) * T / width, Math.floor(x * T / width) + 1) && token < T; token++) most = Math.max(most, share(token));
+      const tall = 17 * depth(most);
+      pen.fillRect(x, 28 + 18 * lane - tall, 1, tall);
+    }
+  });
+  pen.fillStyle = color("--ink");
+  pen.fillRect(P * width / T, 10, 1, height);
+  for (const [start, stop] of data.marked) {
+    const x = (start + stop) / 2 * width / T;
+    pen.beginPath(); pen.moveTo(x - 6, 0); pen.lineTo(x + 6, 0); pen.lineTo(x, 9); pen.fill();
+  }
+}
+
+function drawLegend() {
+  const legend = $("legend"), looks = state.shade === "look";
+  legend.replaceChildren();
+  const scale = (title, variable, kind) => {
+    const box = element("b", legend);
+    element("span", box, { textContent: title });
+    for (const share of [0, 0.05, 0.25, 1]) {
+      element("i", box, { className: kind }).style.setProperty(variable, depth(share));
+      element("span", box, { textContent: `${100 * share}%` });
+    }
+  };
+  if (state.shade !== "read" && !looks) scale("kept, of layers × heads", "--k", "k");
+  if (state.shade !== "kept" && !looks) scale("read, of steps × heads", "--r", "r");
+  if (looks) scale("Full-KV's attention, of the largest shown", "--a", "a");
+}
+
+function draw() {
+  tallied = tally();
+  const peak = Math.max(...[...tallied.look].sort((a, b) => b - a).slice(Math.ceil(P / 100), Math.ceil(P / 100) + 1), 1e-9);
+  spans.forEach((span, token) => {
+    span.style.setProperty("--k", depth(tallied.kept[token] / tallied.pairs).toFixed(3));
+    span.style.setProperty("--r", tallied.most[token] ? depth(tallied.read[token] / tallied.most[token]).toFixed(3) : 0);
+    span.style.setProperty("--a", token < P ? depth(Math.min(1, tallied.look[token] / peak)).toFixed(3) : 0);
+    span.classList.toggle("gone", !tallied.kept[token]);
+    span.classList.toggle("chosen", token === state.token);
+    span.classList.toggle("current", state.step !== null && token === P + state.step - 1);
+  });
+  $("flow").className = state.shade;
+  document.body.className = state.shade;
+  $("selection").textContent = summary();
+  $("layer").value = state.layer ?? ""; $("head").value = state.head ?? "";
+  $("step").value = state.step ?? ""; $("shade").value = state.shade;
+  [...$("answer").children].forEach((button, i) => button.setAttribute("aria-pressed", state.step === i + 1));
+  drawLegend(); drawFocus(); drawMap();
+}
+
+function choose(changes) {
+  Object.assign(state, changes);
+  const set = Object.entries(state).filter(([name, value]) => name !== "hover" && value !== null && value !== "both");
+  history.replaceState(null, "", `#${set.map(([name, value]) => `${name}=${name === "layer" ? data.layers[value] : name === "token" ? value + 1 : value}`).join("&")}`);
+  draw();
+}
+
+function fromAddress() {
+  const given = new URLSearchParams(location.hash.slice(1));
+  const number = (name, least, most) => {
+    const value = Number(given.get(name));
+    return given.has(name) && Number.isInteger(value) && value >= least && value <= most ? value : null;
+  };
+  const layer = data.layers.indexOf(Number(given.get("layer") ?? NaN)), token = number("token", 1, T);
+  const shade = [...$("shade").options].map((option) => option.value).find((value) => value === given.get("shade"));
+  Object.assign(state, { layer: layer < 0 ? null : layer, head: number("head", 0, G - 1), step: number("step", 1, N),
+    token: token === null ? null : token - 1, shade: shade ?? "both" });
+  draw();
+  if (token !== null) show(state.token);
+}
+
+function show(token) { spans[token].scrollIntoView({ block: "center" }); }
+
+function goTo(token) {
+  const there = Math.min(T - 1, Math.max(0, token));
+  choose({ token: there });
+  show(there);
+}
+
+function toPlace(direction) {
+  const starts = data.marked.map(([start]) => start), from = state.token ?? -1;
+  const later = direction > 0 ? starts.find((start) => start > from) : starts.findLast((start) => start < from);
+  if (starts.length) goTo(later ?? (direction > 0 ? starts[0] : starts[starts.length - 1]));
+}
+
+const stepBy = (move) => choose({ step: Math.min(N, Math.max(1, state.step === null ? (move > 0 ? 1 : N) : state.step + move)) });
+
+function onKey(event) {
+  if (event.target.tagName === "SELECT" || event.ctrlKey || event.metaKey || event.altKey) return;
+  const moves = {
+    ArrowLeft: () => goTo((state.token ?? 1) - 1), ArrowRight: () => goTo((state.token ?? -1) + 1),
+    "[": () => stepBy(-1), "]": () => stepBy(1), n: () => toPlace(1), p: () => toPlace(-1), Escape: reset,
+  };
+  if (event.key in moves) { event.preventDefault(); moves[event.key](); }
+}
+
+function reset() { choose({ layer: null, head: null, step: null, token: null, shade: "both" }); }
+
+function build() {
+  const { verdict } = data;
+  $("verdict").className = verdict.tone;
+  $("verdict").firstElementChild.textContent = verdict.label;
+  for (const sentence of verdict.sentences) element("li", $("verdict").lastElementChild, { textContent: sentence });
+  for (const [name, value] of data.facts) { element("dt", $("facts"), { textContent: name }); element("dd", $("facts"), { textContent: value }); }
+  const special = new Set(data.special), answerIds = data.ids.slice(P), parts = data.full ? answerIds.findIndex((id, i) => id !== data.full.ids[i]) : -1;
+  data.pieces.forEach((piece, token) => {
+    if (token === P) element("h3", $("flow"), { textContent: "The answer, which is kept and read like the prompt" });
+    const names = ["t", token >= P && "answer", special.has(token) && "special", isMarked(token) && "marked"];
+    const span = element("span", $("flow"), { className: names.filter(Boolean).join(" "), textContent: shown(piece) });
+    span.dataset.token = token;
+    spans.push(span);
+  });
+  answerIds.forEach((id, i) => element("button", $("answer"), { textContent: shown(data.pieces[P + i]), onclick: () => choose({ step: state.step === i + 1 ? null : i + 1 }),
+    title: i === parts ? "from here on Full-KV's answer is another" : `step ${i + 1}`, className: i === parts ? "parts" : "" }));
+  $("beside").hidden = data.full === null;
+  if (data.full) data.full.pieces.forEach((piece, i) => element("span", $("full"), { textContent: piece, className: i === parts ? "parts" : "" }));
+  const options = (id, list) => list.forEach(([value, textContent]) => element("option", $(id), { value, textContent }));
+  options("layer", [["", "All"], ...data.layers.map((number, i) => [i, `${number}${data.readsEverything[i].every(Boolean) ? ": reads everything" : data.keepsAll[i].every(Boolean) ? ": keeps everything" : ""}`])]);
+  options("head", [["", "All"], ...range(G).map((head) => [head, head])]);
+  options("step", [["", "All decode steps"], ...range(N).map((i) => [i + 1, `${i + 1} ${quoted(data.pieces[P + i])}${i ? "" : " (prompt's pass)"}`])]);
+  options("shade", [["both", "kept and read"], ["kept", "kept"], ["read", "read"], ...(attention ? [["look", "Full-KV's attention"]] : [])]);
+  const top = element("tr", $("grid"));
+  element("th", top, { textContent: "layer" });
+  for (const head of range(G)) element("th", top, { textContent: G > 8 ? head : `head ${head}` });
+  for (const layer of range(L)) {
+    const row = element("tr", $("grid"));
+    element("th", row, { textContent: data.layers[layer] });
+    for (const head of range(G)) cells.push(element("td", row, { onclick: () => choose(state.layer === layer && state.head === head ? { layer: null, head: null } : { layer, head }) }));
+  }
+  $("note").textContent = "Blue: kept. Orange: read at the chosen steps." + (attention ? " Dark frames: the pairs that hold half of Full-KV's attention to it." : "");
+}
+
+function listen() {
+  const chosen = (id) => ($(id).value === "" ? null : Number($(id).value));
+  for (const id of ["layer", "head", "step"]) $(id).onchange = () => choose({ [id]: chosen(id) });
+  $("shade").onchange = () => choose({ shade: $("shade").value });
+  $("before").onclick = () => stepBy(-1); $("after").onclick = () => stepBy(1); $("reset").onclick = reset;
+  const tokenOf = (event) => (event.target.dataset.token === undefined ? null : Number(event.target.dataset.token));
+  $("flow").onclick = (event) => choose({ token: tokenOf(event) === state.token ? null : tokenOf(event) });
+  $("flow").onmouseover = (event) => { state.hover = tokenOf(event); drawFocus(); };
+  $("flow").onmouseleave = () => { state.hover = null; drawFocus(); };
+  $("map").onclick = (event) => goTo(Math.floor(event.offsetX / $("map").clientWidth * T));
+  window.onresize = drawMap; window.onhashchange = fromAddress; document.onkeydown = onKey;
+  matchMedia("(prefers-color-scheme: dark)").onchange = drawMap;
+}
+
+async function start() {
+  [kept, reads, attention] = await Promise.all([unpacked(data.kept), unpacked(data.reads), data.attention && unpacked(data.attention)]);
+  build(); listen(); fromAddress();
+  document.body.dataset.ready = "yes";
+}
+start();
