@@ -41,6 +41,16 @@ def test_rows_from_a_snapshot_equal_rows_of_one_reading(architecture, spilled, t
     assert bool(list(tmp_path.iterdir())) == spilled
 
 
+@pytest.mark.parametrize("name", ["quest", "duoattention", "streamingllm"])
+def test_policies_that_observe_no_queries_start_from_a_snapshot(name, llama):
+    policies = [POLICIES[name](32)]
+    snapshot = PromptSnapshot(llama, policies, prompt(100))
+    cache = snapshot.cache_for(policies)
+    with attach(llama):
+        found = decode_rows(llama, cache, snapshot.logits, max_new_tokens=NEW_TOKENS, stop_ids=())
+    assert found == answer_together(llama, policies, prompt(100), max_new_tokens=NEW_TOKENS).new_tokens
+
+
 def test_a_spilled_snapshot_holds_no_keys(llama, tmp_path):
     snapshot = PromptSnapshot(llama, [POLICIES["rocketkv"](32)], prompt(100), spill=tmp_path)
     assert all(not layer.tensors for layer in snapshot._compressed.values())

@@ -264,13 +264,12 @@ class LayerCache:
             keys, values, counts = self.held.compacted()
         rows = len(self.policies)
         source = list(range(rows)) if keys.shape[0] == rows else [0] * rows
-        assert self._window is not None
         keep = keep_columns(
             (keys, values, counts),
             source,
             self.policies,
             self.plans,
-            self._window,
+            self._window or Window(0),  # a snapshot without queries shows none
             scaling=scaling,
             layer=self.layer,
             layers=self.layers,
