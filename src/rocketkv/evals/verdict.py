@@ -18,7 +18,7 @@ MOST = 0.5
 class Place:
     """Prompt tokens from `start` to before `stop` that hold the wanted text, and what became of them.
 
-    `kept_pairs` and `read_pairs` count layer x head pairs, as means over the place's tokens (and over the decode
+    `kept_pairs` and `read_pairs` count layer × head pairs, as means over the place's tokens (and over the decode
     steps): which kept a token, which read it. `kept_share` and `read_share` weigh the pairs by the attention that the
     full cache pays to each token there; None without it.
     """
@@ -89,7 +89,7 @@ def describe(found: Inspection) -> Verdict:
     return Verdict(
         "nothing to judge", "none",
         [
-            f"The average prompt token was kept by {kept:,.1f} of {found.pairs:,} layer x head pairs, and read by "
+            f"The average prompt token was kept by {kept:,.1f} of {found.pairs:,} layer × head pairs, and read by "
             f"{read:,.1f} of them at an average decode step.",
             "Say with --expect which words the answer should hold, and their place in the prompt is followed.",
         ],
@@ -100,8 +100,9 @@ def _holds(expected: str, right: bool, model_can: bool | None) -> str:
     words = f"The answer {'holds' if right else 'does not hold'} “{expected}”"
     if model_can is None:
         return f"{words}."
-    link = "and" if right is model_can else "but"
-    return f"{words}, {link} the answer from the full cache {'does' if model_can else 'does not'}."
+    if right is model_can:
+        return f"{words}, and {'so does' if right else 'neither does'} the answer from the full cache."
+    return f"{words}, but the answer from the full cache {'does' if model_can else 'does not'}."
 
 
 def _fate(found: Inspection, best: Place, count: int) -> list[str]:
@@ -110,7 +111,7 @@ def _fate(found: Inspection, best: Place, count: int) -> list[str]:
     where = "It stands once in the prompt" if count == 1 else f"Of its {count} places in the prompt the best off is"
     sentences = [
         f"{where}{', ' if count == 1 else ' '}{span} of {found.prompt_tokens:,}. Stage 1 kept a token of it in "
-        f"{best.kept_pairs:,.1f} of {found.pairs:,} layer x head pairs (the average token: {kept:,.1f}); a decode step "
+        f"{best.kept_pairs:,.1f} of {found.pairs:,} layer × head pairs (the average token: {kept:,.1f}); a decode step "
         f"read it in {best.read_pairs:,.1f} (the average token: {read:,.1f})."
     ]
     if best.kept_share is not None and best.read_share is not None:

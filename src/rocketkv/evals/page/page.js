@@ -87,7 +87,7 @@ function drawFocus() {
   const lines = [`kept in ${many(total(tallied.kept), 1)} of ${many(tallied.pairs)} chosen layer × head pairs`,
     `read ${many(total(tallied.read), 1)} times of at most ${many(total(tallied.most), 1)}`];
   if (tokens.length === 1) lines.push(`${tokens[0] < P ? "prompt" : `answer token ${tokens[0] - P + 1}`}, id ${data.ids[tokens[0]]}`);
-  if (attention && tokens[tokens.length - 1] < P) lines.push(`Full-KV attends to it with ${many(100 * total(tallied.look), 3)} %`);
+  if (attention && tokens[tokens.length - 1] < P) lines.push(`Full-KV's attention to it: ${many(100 * total(tallied.look), 3)} % (mean)`);
   $("detail").textContent = lines.join("\n");
   const sum = flat.reduce((all, cell) => all + cell.look, 0);
   let left = sum / 2;
@@ -234,7 +234,8 @@ function build() {
   const special = new Set(data.special), answerIds = data.ids.slice(P), parts = data.full ? answerIds.findIndex((id, i) => id !== data.full.ids[i]) : -1;
   data.pieces.forEach((piece, token) => {
     if (token === P) element("h3", $("flow"), { textContent: "The answer, which is kept and read like the prompt" });
-    const names = ["t", token >= P && "answer", special.has(token) && "special", isMarked(token) && "marked"];
+    const names = ["t", token >= P && "answer", special.has(token) && "special", isMarked(token) && "marked",
+      data.marked.some(([start]) => start === token) && "begins", data.marked.some(([, stop]) => stop === token + 1) && "ends"];
     const span = element("span", $("flow"), { className: names.filter(Boolean).join(" "), textContent: shown(piece) });
     span.dataset.token = token;
     spans.push(span);
