@@ -55,11 +55,14 @@ def test_wheel_installs_elsewhere(elsewhere, tmp_path):
     assert "usage" in run([elsewhere / "rocketkv", "--help"], cwd=tmp_path).lower()
 
 
-def test_wheel_holds_every_module(elsewhere):
+def test_wheel_holds_every_file(elsewhere):
     (packages,) = (elsewhere.parent / "lib").glob("python*/site-packages/rocketkv")
-    installed = {path.relative_to(packages) for path in packages.rglob("*.py")}
-    source = {path.relative_to(ROOT / "src" / "rocketkv") for path in (ROOT / "src" / "rocketkv").rglob("*.py")}
+    installed, source = (
+        {path.relative_to(folder) for path in folder.rglob("*.*") if "__pycache__" not in path.parts and path.is_file()}
+        for folder in (packages, ROOT / "src" / "rocketkv")
+    )
     assert installed == source
+    assert Path("evals/page/page.js") in installed
 
 
 def test_import_is_light():

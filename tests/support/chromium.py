@@ -6,6 +6,7 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,15 @@ from typing import Any
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 ANSWER_S = 60.0
+BECOME = """
+import fcntl, os, sys
+ends = [fcntl.fcntl(int(end), fcntl.F_DUPFD, 10) for end in sys.argv[1:3]]
+for end, number in zip(ends, (3, 4)):
+    os.dup2(end, number)
+    os.close(end)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+"""Becomes a program whose file descriptors 3 and 4, which the protocol is spoken over, are the given ones."""
 
 
 def chromium_path() -> str | None:
@@ -95,9 +105,8 @@ def browser(program: str, folder: Path) -> Iterator[Tab]:
     """Start a browser with its profile in `folder`, and end it afterwards."""
     read_by_it, to = os.pipe()
     back, written_by_it = os.pipe()
-    # The browser reads its file descriptor 3 and writes 4.
     command = [
-        "sh", "-c", f'exec "$0" "$@" 3<&{read_by_it} 4>&{written_by_it}', program, "--headless", "--no-sandbox",
+        sys.executable, "-c", BECOME, str(read_by_it), str(written_by_it), program, "--headless", "--no-sandbox",
         "--disable-gpu", "--hide-scrollbars", "--remote-debugging-pipe", f"--user-data-dir={folder}",
     ]  # fmt: skip
     process = subprocess.Popen(

@@ -18,7 +18,7 @@ from rocketkv.evals.inspection import Inspection
 from rocketkv.evals.verdict import Verdict
 
 TEMPLATE = Path(__file__).parent / "page"
-UNSAFE = {character: f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
+UNSAFE: dict[str, str | int | None] = {character: f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 """What could end a script element, written as JSON writes any character."""
 ATTENTION_LEVELS = 255
 
@@ -50,12 +50,11 @@ def page(found: Inspection, text: PageText) -> str:
     data = json.dumps(page_data(found, text), ensure_ascii=False, separators=(",", ":"))
     parts = {
         "title": html.escape(text.title),
-        "style": (TEMPLATE / "page.css").read_text(encoding="utf-8"),
-        "script": (TEMPLATE / "page.js").read_text(encoding="utf-8"),
+        "style": _file("page.css"),
+        "script": _file("counts.js") + _file("page.js"),
         "data": data.translate(str.maketrans(UNSAFE)),
     }
-    template = (TEMPLATE / "page.html").read_text(encoding="utf-8")
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template)
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _file("page.html"))
 
 
 def page_data(found: Inspection, text: PageText) -> dict[str, Any]:
@@ -95,3 +94,7 @@ def levels(attention: np.ndarray) -> np.ndarray:
 def packed(array: np.ndarray) -> str:
     """The bytes of an array, deflated (zlib), in base64."""
     return base64.b64encode(zlib.compress(np.ascontiguousarray(array).tobytes(), 9)).decode("ascii")
+
+
+def _file(name: str) -> str:
+    return (TEMPLATE / name).read_text(encoding="utf-8")

@@ -79,9 +79,9 @@ class Inspection:
     def reads_everything(self) -> np.ndarray:
         """Which layers and heads kept every prompt token and read all they held at every step: bool [L, G]."""
         layers, heads, _ = self.kept.shape
-        everything = self.kept.all(-1)
+        everything: np.ndarray = np.all(self.kept, axis=-1)
         for step in range(self.steps):
-            everything &= self.step_reads(step).all(-1).reshape(layers, heads, -1).all(-1)
+            everything = everything & self.step_reads(step).all(-1).reshape(layers, heads, -1).all(-1)
         return everything
 
 

@@ -6,8 +6,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from rocketkv.evals.inspection import Inspection
 
 MOST = 0.5
@@ -127,7 +125,11 @@ def _cause(found: Inspection, best: Place | None, right: bool, model_can: bool |
     if right:
         return "right", "right", "The answer is right."
     if found.steps == 0:
-        return "the model's own failure", "model", "The only token comes from the prompt's pass, which reads everything."
+        return (
+            "the model's own failure",
+            "model",
+            "The only token comes from the prompt's pass, which reads everything.",
+        )
     if found.reads_everything().all():
         return "the model's own failure", "model", "Every layer kept and read everything: the model itself fails here."
     if model_can is False:
