@@ -11,8 +11,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from rocketkv.commands.inspect_answer import expected_places
 from rocketkv.evals.inspect_page import PageText, levels, packed, page
 from rocketkv.evals.inspection import Inspection, inspect_answer
+from rocketkv.evals.token_text import wanted
 from rocketkv.evals.verdict import Verdict
 from rocketkv.hf.bars import no_bars
 from rocketkv.policies.registry import make_policy
@@ -118,6 +120,13 @@ def test_texts_stay_texts() -> None:
 def test_levels_and_bytes_by_hand() -> None:
     assert levels(np.array([0.0, 0.25, 1.0])).tolist() == [0, 128, 255]
     assert unpacked(packed(np.array([[1, 2], [3, 4]], np.uint8).T)).tolist() == [1, 3, 2, 4]
+
+
+def test_places_in_the_question_do_not_count_beside_others() -> None:
+    pieces = ["red", " or", " blue", "? ", "Is it", " red", "?"]
+    assert expected_places(pieces, wanted("red"), "Is it red?") == [(0, 1)]
+    assert expected_places(pieces, wanted("red"), "") == [(0, 1), (5, 6)]
+    assert expected_places(pieces, wanted("it"), "Is it red?") == [(4, 5)]
 
 
 @pytest.mark.parametrize(

@@ -120,12 +120,12 @@ def test_what_became_of_a_place_by_hand() -> None:
     ("span", "answer", "full_answer", "attention", "label", "tone"),
     [
         ((0, 1), "it is 42", None, None, "right", "right"),
-        ((2, 3), "43", None, None, "evicted", "lost"),
-        ((1, 2), "43", None, None, "read: the model's own failure", "model"),
-        ((1, 2), "43", "44", None, "the model's own failure", "model"),
-        ((1, 2), "43", "42", [[0, 0.1, 0, 0], [0, 0.8, 0, 0]], "kept but not read", "lost"),
-        ((1, 2), "43", "42", [[0, 0.8, 0, 0], [0, 0.1, 0, 0]], "kept and read", "lost"),
-        ((0, 1), "43", "42", [[0.1, 0, 0, 0], [0.8, 0, 0, 0]], "evicted", "lost"),
+        ((2, 3), "43", None, None, "wrong: evicted", "lost"),
+        ((1, 2), "43", None, None, "wrong: read, the model's own failure", "model"),
+        ((1, 2), "43", "44", None, "wrong: the model's own failure", "model"),
+        ((1, 2), "43", "42", [[0, 0.1, 0, 0], [0, 0.8, 0, 0]], "wrong: kept but not read", "lost"),
+        ((1, 2), "43", "42", [[0, 0.8, 0, 0], [0, 0.1, 0, 0]], "wrong: kept and read", "lost"),
+        ((0, 1), "43", "42", [[0.1, 0, 0, 0], [0.8, 0, 0, 0]], "wrong: evicted", "lost"),
         (None, "43", "42", None, "wrong", "lost"),
     ],
 )
@@ -138,7 +138,7 @@ def test_verdicts_by_hand(span, answer, full_answer, attention, label, tone) -> 
 
 def test_kept_but_not_read_without_the_full_cache() -> None:
     kept, read = [[1, 1, 0, 0], [0, 1, 0, 0]], [[1, 0, 0, 0, 1], [0, 0, 0, 0, 1]]
-    assert judge(by_hand(kept, read), "42", wanted("42"), [(1, 2)], "no", None).label == "kept but not read"
+    assert judge(by_hand(kept, read), "42", wanted("42"), [(1, 2)], "no", None).label == "wrong: kept but not read"
 
 
 def test_the_best_of_several_places_counts() -> None:
@@ -149,5 +149,5 @@ def test_the_best_of_several_places_counts() -> None:
 
 
 def test_where_everything_was_read_the_model_failed() -> None:
-    everything = by_hand(np.ones((2, 4)), np.ones((2, 5)))
-    assert "the model itself" in judge(everything, "42", wanted("42"), [(0, 1)], "43", None).sentences[-1]
+    verdict = judge(by_hand(np.ones((2, 4)), np.ones((2, 5))), "42", wanted("42"), [(0, 1)], "43", None)
+    assert "the model itself" in verdict.sentences[-1] and "Nothing was evicted" in verdict.sentences[1]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,7 +95,7 @@ def run(args: argparse.Namespace) -> None:
 def page_text(found: Inspection, tokenizer: Any, args: argparse.Namespace, policy: Policy) -> PageText:
     """The words of the page, and the verdict where an answer was expected."""
     from rocketkv.evals.inspect_page import PageText
-    from rocketkv.evals.token_text import places, token_pieces, wanted
+    from rocketkv.evals.token_text import token_pieces, wanted
     from rocketkv.evals.verdict import describe, judge
 
     pieces = token_pieces(tokenizer, [*found.prompt_ids, *found.answer_ids])
@@ -103,7 +105,7 @@ def page_text(found: Inspection, tokenizer: Any, args: argparse.Namespace, polic
     verdict = describe(found)
     if args.expect is not None:
         pattern = wanted(args.expect)
-        marked = places(pieces[: found.prompt_tokens], pattern)
+        marked = expected_places(pieces[: found.prompt_tokens], pattern, args.question)
         answers = [None if ids is None else text_of(tokenizer, ids) for ids in (found.answer_ids, found.full_ids)]
         verdict = judge(found, args.expect.strip(), pattern, marked, answers[0] or "", answers[1])
     named = policy.name if policy.whole else f"{policy.name} {policy.budget_tokens}"
@@ -124,6 +126,16 @@ def page_text(found: Inspection, tokenizer: Any, args: argparse.Namespace, polic
         marked,
         facts,
     )
+
+
+def expected_places(pieces: Sequence[str], pattern: re.Pattern[str], question: str) -> list[tuple[int, int]]:
+    """Where the prompt holds the pattern before its question, whose own words are always kept; else anywhere in it."""
+    from rocketkv.evals.token_text import places
+
+    found = places(pieces, pattern)
+    asked = places(pieces, re.compile(re.escape(question))) if question else []
+    before = [span for span in found if not asked or span[1] <= asked[-1][0]]
+    return before or found
 
 
 def text_of(tokenizer: Any, ids: list[int]) -> str:

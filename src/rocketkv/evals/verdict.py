@@ -107,11 +107,17 @@ def _fate(found: Inspection, best: Place, count: int) -> list[str]:
     kept, read = average_pairs(found)
     span = f"token {best.start + 1:,}" if best.stop == best.start + 1 else f"tokens {best.start + 1:,} to {best.stop:,}"
     where = "It stands once in the prompt" if count == 1 else f"Of its {count} places in the prompt the best off is"
-    sentences = [
-        f"{where}{', ' if count == 1 else ' '}{span} of {found.prompt_tokens:,}. Stage 1 kept a token of it in "
-        f"{best.kept_pairs:,.1f} of {found.pairs:,} layer × head pairs (the average token: {kept:,.1f}); a decode step "
-        f"read it in {best.read_pairs:,.1f} (the average token: {read:,.1f})."
-    ]
+    if found.kept.all():
+        fate = (
+            f"Nothing was evicted; a decode step read a token of it in {best.read_pairs:,.1f} of {found.pairs:,} "
+            f"layer × head pairs (the average token: {read:,.1f})."
+        )
+    else:
+        fate = (
+            f"Stage 1 kept a token of it in {best.kept_pairs:,.1f} of {found.pairs:,} layer × head pairs (the average "
+            f"token: {kept:,.1f}); a decode step read it in {best.read_pairs:,.1f} (the average token: {read:,.1f})."
+        )
+    sentences = [f"{where}{', ' if count == 1 else ' '}{span} of {found.prompt_tokens:,}. {fate}"]
     if best.kept_share is not None and best.read_share is not None:
         sentences.append(
             f"Of the attention that the full cache pays to it, {100 * best.kept_share:.0f} % lies in pairs that kept "
@@ -124,30 +130,26 @@ def _cause(found: Inspection, best: Place | None, right: bool, model_can: bool |
     """Label, tone and the last sentence."""
     if right:
         return "right", "right", "The answer is right."
+    own = "wrong: the model's own failure", "model"
     if found.steps == 0:
-        return (
-            "the model's own failure",
-            "model",
-            "The only token comes from the prompt's pass, which reads everything.",
-        )
+        return *own, "Its only token comes from the prompt's own pass, which reads everything."
     if found.reads_everything().all():
-        return "the model's own failure", "model", "Every layer kept and read everything: the model itself fails here."
+        return *own, "Every layer kept and read everything: the model itself fails here."
     if model_can is False:
-        return "the model's own failure", "model", "The full cache fails too: compression is not what is to blame."
+        return *own, "The full cache fails too: compression is not what is to blame."
     if best is None:
-        return "wrong", "lost", "What was lost cannot be said."
+        return "wrong", "lost", "What was lost cannot be said: expect words of the prompt's own."
     kept, read = average_pairs(found)
-    weighed = best.kept_share is not None and best.read_share is not None
-    if best.kept_share < MOST if weighed else best.kept_pairs <= kept:  # type: ignore[operator]
-        return "evicted", "lost", "It was evicted where it matters: a larger budget or another evictor may keep it."
-    if best.read_share < MOST if weighed else best.read_pairs <= read:  # type: ignore[operator]
-        return "kept but not read", "lost", "It was kept but not read: the selection passed it over."
+    if best.kept_pairs <= kept < found.pairs if best.kept_share is None else best.kept_share < MOST:
+        reason = "It was evicted where it matters: a larger budget or another evictor may keep it."
+        return "wrong: evicted", "lost", reason
+    if best.read_pairs <= read if best.read_share is None else best.read_share < MOST:
+        return "wrong: kept but not read", "lost", "It was kept but not read: the selection passed it over."
     if model_can:
-        return "kept and read", "lost", "It was kept and read: what the answer lacks is something else in the prompt."
-    return (
-        "read: the model's own failure", "model",
-        "It was kept and read: the model fails on what it saw. The full cache's answer would settle it.",
-    )  # fmt: skip
+        reason = "It was kept and read: what the answer lacks is something else in the prompt."
+        return "wrong: kept and read", "lost", reason
+    reason = "It was kept and read: the model fails on what it saw. The full cache's answer would settle it."
+    return "wrong: read, the model's own failure", "model", reason
 
 
 def _nearness(place: Place) -> tuple[float, ...]:

@@ -5,7 +5,7 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const P = data.promptTokens, T = data.pieces.length, N = T - P, S = N - 1;
 const L = data.layers.length, G = data.heads, H = data.readHeads, PER = Math.max(1, H / G);
 const KEPT_BYTES = Math.ceil(P / 8);
-const state = { layer: null, head: null, step: null, token: null, hover: null, shade: "both" };
+const state = { layer: null, head: null, step: null, token: null, hover: null, shade: null };
 const range = (count) => [...Array(count).keys()];
 const many = (value, digits = 0) => value.toLocaleString("en", { maximumFractionDigits: digits });
 const quoted = (piece) => `“${piece.replace(/\n/g, "↵")}”`;

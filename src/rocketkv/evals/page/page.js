@@ -3,6 +3,8 @@ const $ = (id) => document.getElementById(id);
 const depth = (share) => Math.sqrt(share);
 const shown = (piece) => (piece === "" ? "▯" : piece.replace(/\n/g, "↵\n"));
 const isMarked = (token) => data.marked.some(([start, stop]) => token >= start && token < stop);
+// Where everything is kept, a shade for that would drown the other.
+const PLAIN = data.keepsAll.flat().every(Boolean) ? "read" : "both";
 const spans = [], cells = [];
 let tallied;
 
@@ -102,7 +104,7 @@ function draw() {
 
 function choose(changes) {
   Object.assign(state, changes);
-  const set = Object.entries(state).filter(([name, value]) => name !== "hover" && value !== null && value !== "both");
+  const set = Object.entries(state).filter(([name, value]) => name !== "hover" && value !== null && value !== PLAIN);
   history.replaceState(null, "", `#${set.map(([name, value]) => `${name}=${name === "layer" ? data.layers[value] : name === "token" ? value + 1 : value}`).join("&")}`);
   draw();
 }
@@ -116,7 +118,7 @@ function fromAddress() {
   const layer = data.layers.indexOf(Number(given.get("layer") ?? NaN)), token = number("token", 1, T);
   const shade = [...$("shade").options].map((option) => option.value).find((value) => value === given.get("shade"));
   Object.assign(state, { layer: layer < 0 ? null : layer, head: number("head", 0, G - 1), step: number("step", 1, N),
-    token: token === null ? null : token - 1, shade: shade ?? "both" });
+    token: token === null ? null : token - 1, shade: shade ?? PLAIN });
   draw();
   if (token !== null) show(state.token);
 }
@@ -146,7 +148,7 @@ function onKey(event) {
   if (event.key in moves) { event.preventDefault(); moves[event.key](); }
 }
 
-function reset() { choose({ layer: null, head: null, step: null, token: null, shade: "both" }); }
+function reset() { choose({ layer: null, head: null, step: null, token: null, shade: PLAIN }); }
 
 function build() {
   const { verdict } = data;
