@@ -146,7 +146,7 @@ def _cause(found: Inspection, best: Place | None, right: bool, model_can: bool |
     if best.read_pairs <= read if best.read_share is None else best.read_share < MOST:
         return "wrong: kept but not read", "lost", "It was kept but not read: the selection passed it over."
     if model_can:
-        reason = "It was kept and read: what the answer lacks is something else in the prompt."
+        reason = "Most of it was kept and read: what lacks is the rest of it, or other tokens of the prompt."
         return "wrong: kept and read", "lost", reason
     reason = "It was kept and read: the model fails on what it saw. The full cache's answer would settle it."
     return "wrong: read, the model's own failure", "model", reason
