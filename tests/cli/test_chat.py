@@ -89,6 +89,9 @@ class Endless:
     def next_ids(self, text: str) -> list[int]:
         return []
 
+    def warm_up(self, text: str) -> None:
+        pass
+
     def ask(self, text, *, on_text, on_prompt_layer, stop):
         for piece in range(100):
             if stop():

@@ -140,6 +140,7 @@ class Talk:
         tokens = len(self.conversation.ids)
         try:
             with interrupts() as pressed:
+                self.conversation.warm_up(text)
                 self.conversation.ask(
                     text,
                     on_text=lambda piece: print(piece, end="", flush=True),

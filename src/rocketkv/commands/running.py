@@ -36,8 +36,11 @@ class Session:
         """The answer under one policy. Raises PrefillMemoryError if memory for reading the prompt lacks."""
         from rocketkv.hf.answer import answer
         from rocketkv.hf.memory import check_memory
+        from rocketkv.hf.warm_up import warm_up
 
         check_memory(self.need(policy), len(self.ids))
+        longest = len(self.ids) + max(self.new_tokens(), self.options.get("planned_new_tokens", 0))
+        warm_up(self.model, [policy], tokens=longest, backend=self.options["backend"])  # before the moving line's clock
         options = self.options | {"max_new_tokens": self.new_tokens()}
         progress = self.teller.reading(len(self.ids))
         return answer(

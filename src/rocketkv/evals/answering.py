@@ -20,6 +20,7 @@ from rocketkv.hf.cache import CompressedCache
 from rocketkv.hf.memory import PrefillMemoryError
 from rocketkv.hf.snapshot import PromptSnapshot, fork
 from rocketkv.hf.together import decode_rows, end_ids
+from rocketkv.hf.warm_up import warm_up
 from rocketkv.policies.base import Policy
 
 
@@ -72,6 +73,7 @@ def answer_script(
     Raises PrefillMemoryError, with both numbers, if one policy alone is above the limit.
     """
     batches, spilled = plan_batches(model, script, policies, settings)
+    warm_up_for(model, script, policies, settings)
     ids = torch.tensor([script.shared_ids], device=model.device)
     options: dict[str, Any] = {"planned_new_tokens": settings.planned_new_tokens, "backend": settings.backend}
     start = time.perf_counter()
@@ -86,6 +88,12 @@ def answer_script(
         for rows in batches:
             cache = snapshot.cache_for([policies[row] for row in rows])
             yield _take_turns(model, tokenizer, script, cache, snapshot.logits, rows, prefill_s)
+
+
+def warm_up_for(model: Any, script: Script, policies: Sequence[Policy], settings: Settings) -> None:
+    """Compile what the answers will need; nothing where that has been done."""
+    answer = max(script.turns[-1].example.max_new_tokens, settings.planned_new_tokens)
+    warm_up(model, policies, tokens=script.longest_tokens + answer, backend=settings.backend)
 
 
 def plan_batches(

@@ -19,6 +19,7 @@ from rocketkv.evals.demo import language_reference
 
 ADJECTIVES = ("amber", "brisk", "calm", "distant", "eager", "frosty", "gentle", "hollow", "ivory", "jolly")
 NOUNS = ("anchor", "basket", "candle", "desert", "engine", "forest", "garden", "harbor", "island", "jacket")
+NEW_TOKENS = 16
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ def main(argv: list[str] | None = None) -> None:
     from rocketkv.hf.models import load_model
     from rocketkv.hf.prompting import prompt_ids
     from rocketkv.hf.together import answer_together
+    from rocketkv.hf.warm_up import warm_up
     from rocketkv.policies.registry import make_policy
 
     parser = argparse.ArgumentParser(description=__doc__)
@@ -79,12 +81,13 @@ def main(argv: list[str] | None = None) -> None:
         options = dict(setting.split("=", 1) for setting in settings)
         for budget in [0] if name == "full" else budgets:
             policies[spec, budget] = make_policy(name, budget, **options)
+    warm_up(model, list(policies.values()), tokens=args.tokens + NEW_TOKENS)
     found: dict[tuple[str, int], list[bool]] = {key: [] for key in policies}
     for seed in range(args.first_seed, args.first_seed + args.seeds):
         needle = make_needle(seed, tokenizer, args.tokens)
         ids = prompt_ids(tokenizer, needle.text, question=needle.question, answer_prefix=needle.answer_prefix)
         start = time.perf_counter()
-        done = answer_together(model, list(policies.values()), torch.tensor([ids]), max_new_tokens=16)
+        done = answer_together(model, list(policies.values()), torch.tensor([ids]), max_new_tokens=NEW_TOKENS)
         texts = [tokenizer.decode(tokens, skip_special_tokens=True) for tokens in done.new_tokens]
         for key, text in zip(policies, texts, strict=True):
             found[key].append(needle.number in text.replace(",", ""))

@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from filelock import FileLock, Timeout
 
-from rocketkv.evals.answering import Settings, TurnAnswer, answer_script
+from rocketkv.evals.answering import Settings, TurnAnswer, answer_script, warm_up_for
 from rocketkv.evals.contenders import Contender
 from rocketkv.evals.errors import TaskError
 from rocketkv.evals.registry import describe
@@ -136,8 +136,9 @@ class _Sweep:
         return [self.done[key] for key in wanted]
 
     def _run(self, number: int, job: Job, script: Script, contenders: list[Contender]) -> None:
-        progress = self.watcher.reading(number, len(script.shared_ids))
         policies = [contender.policy for contender in contenders]
+        warm_up_for(self.model, script, policies, self.settings)  # before the watcher's clock starts
+        progress = self.watcher.reading(number, len(script.shared_ids))
         for answers in answer_script(self.model, self.tokenizer, script, policies, self.settings, progress):
             written = []
             for answer in answers:

@@ -14,6 +14,7 @@ from rocketkv.budget import Plan
 from rocketkv.cache.report import CacheReport
 from rocketkv.hf.cache import CompressedCache
 from rocketkv.hf.generate import generate
+from rocketkv.hf.warm_up import warm_up
 from rocketkv.policies.base import Policy
 
 
@@ -73,7 +74,7 @@ def answer(
     on_text: Callable[[str], None] | None = None,
     on_prompt_layer: Callable[[int, int], None] | None = None,
 ) -> Answer:
-    """Generate an answer to the prompt `ids`.
+    """Generate an answer to the prompt `ids`. Kernels are compiled before the clock starts.
 
     Args:
         cache: a cache of this policy that has read the first of `ids` already; a new one if not given.
@@ -89,6 +90,8 @@ def answer(
     if cache is None:
         cache = CompressedCache(model, policy, planned_new_tokens=planned_new_tokens, backend=backend)
     cache.on_prompt_layer = on_prompt_layer
+    longest = len(ids) + max(max_new_tokens, cache.states[0].planned_new_tokens)
+    warm_up(model, cache.states[0].given_policies, tokens=longest, backend=cache.states[0].backend)
     clock = _Clock(tokenizer, on_text)
     prompt = torch.tensor([ids], device=model.device)
     if temperature > 0:

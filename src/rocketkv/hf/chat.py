@@ -13,6 +13,7 @@ from rocketkv.hf.memory import check_memory, prefill_need
 from rocketkv.hf.prompting import PromptError, prompt_ids
 from rocketkv.hf.shape import shape_of
 from rocketkv.hf.together import end_ids
+from rocketkv.hf.warm_up import warm_up
 from rocketkv.policies.base import Policy
 
 MARK = "\u2063answer\u2063"
@@ -70,6 +71,11 @@ class Conversation:
     def report(self) -> CacheReport:
         """What the cache holds and reads."""
         return self.cache.report()
+
+    def warm_up(self, text: str) -> None:
+        """Compile what the answer to `text` will need, before a clock starts; nothing where that has been done."""
+        tokens = len(self.ids) + len(self.next_ids(text)) + self.max_new_tokens
+        warm_up(self.model, [self.policy], tokens=tokens, backend=self._cache_options["backend"])
 
     def ask(
         self,
