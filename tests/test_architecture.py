@@ -25,6 +25,7 @@ HEAVY = {
     "triton": lambda path: path.startswith("ops/") and path.endswith("/triton.py"),
     "numba": lambda path: path.startswith("ops/") and path.endswith("/cpu.py"),
     "matplotlib": lambda path: path in ("evals/plots.py", "bench/plots.py"),
+    "pyarrow": lambda path: path == "evals/tasks/rows.py",
     "lm_eval": lambda path: path == "evals/lm_eval_adapter.py",
 }
 

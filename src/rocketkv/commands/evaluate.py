@@ -39,7 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--seed", type=whole(0), default=42, metavar="N", help="of the examples (default %(default)s)")
     group.add_argument("--depths", metavar="N", help="of niah: how many, evenly from the beginning to the end")
     group.add_argument("--haystack", metavar="FILE", help="noise, pydoc, a text file or a folder of them")
-    group.add_argument("--data", metavar="PATH", help="file or folder of a task that reads its rows")
+    group.add_argument(
+        "--data",
+        metavar="PATH",
+        help="file or folder of a task that reads its rows, or hf://datasets/OWNER/NAME[@REVISION][/PATH]",
+    )
     group.add_argument("--set", dest="settings", type=setting, action="append", default=[], metavar="KEY=VALUE",
                        help="an option of a task; repeatable")  # fmt: skip
     group.add_argument(
@@ -83,6 +87,8 @@ def run(args: argparse.Namespace) -> None:
 
     teller = Teller(quiet=False)
     contenders = contenders_from(args, teller)
+    if args.data is not None and args.data.startswith("hf://"):
+        teller.note(f"data: {args.data}, fetched where it is not in the hub's local cache")
     jobs = jobs_from(args)
     model, tokenizer = open_model(args, teller)
 

@@ -1,22 +1,25 @@
 """LongBench's 16 English tasks from a folder (Bai et al., ACL 2024, arXiv:2308.14508).
 
-The folder holds one TASK.jsonl a task, in the published row format, and config/dataset2prompt.json and
-config/dataset2maxlen.json, the official prompts and generation lengths. Over-length prompts lose their middle.
+The folder holds one TASK.jsonl a task, in the published row format, or the published data.zip of them, and
+config/dataset2prompt.json and config/dataset2maxlen.json, the official prompts and generation lengths. Over-length
+prompts lose their middle.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from rocketkv.evals.hub import open_data
 from rocketkv.evals.prompts import template_tokens
 from rocketkv.evals.task import Example, Task
 from rocketkv.evals.tasks import longbench_scores as scores
 from rocketkv.evals.tasks.fitting import room_for_prompt
-from rocketkv.evals.tasks.rows import read_json, read_rows
+from rocketkv.evals.tasks.rows import find_rows, read_json, read_rows
 
 METRICS: dict[str, scores.Metric] = {
     "narrativeqa": scores.qa_f1,
@@ -44,7 +47,9 @@ FIRST_LINE = ("trec", "triviaqa", "samsum")
 class LongBench(Task):
     """One task of LongBench, row by row in the file's order.
 
-    data: the folder.
+    data: the folder, or hf://datasets/OWNER/NAME.
+    config: the folder of the two files of prompts and lengths, where it is not config/ in `data`: the hub has rows
+        alone.
     chat: with the chat template; if None, where the tokenizer has one. Never for trec, triviaqa, samsum, lcc and
         repobench-p.
     prompt_tokens: the most that a prompt may have before the template is put around, as the official runs give it
@@ -53,12 +58,14 @@ class LongBench(Task):
     """
 
     variant: str
-    data: Path | None = None
+    data: os.PathLike[str] | None = None
     chat: bool | None = None
     prompt_tokens: int | None = None
     whole: bool = False
+    config: Path | None = None
 
-    load_data = staticmethod(Path)
+    load_data = staticmethod(open_data)
+    load_config = staticmethod(Path)
 
     @property
     def name(self) -> str:
@@ -67,13 +74,14 @@ class LongBench(Task):
 
     def examples(self, tokenizer: Any, *, max_tokens: int, n: int | None = None, seed: int = 42) -> Iterator[Example]:
         """As `Task.examples`; all rows if n is None. The seed changes nothing."""
-        template, new_tokens = _config(self._folder(), self.variant)
+        folder = self._folder()
+        template, new_tokens = _config(folder / "config" if self.config is None else self.config, self.variant)
         chat = self._chat(tokenizer)
         room = room_for_prompt(tokenizer, max_tokens=max_tokens, new_tokens=new_tokens, chat=chat)
         room += 0 if chat else template_tokens(tokenizer, chat=False)  # the cut counts special tokens itself
         limit = room if self.prompt_tokens is None else self.prompt_tokens
         made = 0
-        for index, row in enumerate(read_rows(self._folder() / f"{self.variant}.jsonl", ("context", "answers"))):
+        for index, row in enumerate(read_rows(find_rows(folder, self.variant), ("context", "answers"))):
             if made == n:
                 return
             parts = fitted(tokenizer, *_filled(template, row), limit_tokens=limit, room_tokens=room)
@@ -112,10 +120,15 @@ class LongBench(Task):
 
 @cache
 def _config(folder: Path, variant: str) -> tuple[str, int]:
-    prompts = read_json(folder / "config" / "dataset2prompt.json")
-    lengths = read_json(folder / "config" / "dataset2maxlen.json")
+    if not folder.is_dir():
+        raise ValueError(
+            f"{folder} does not exist: give --set config=FOLDER with dataset2prompt.json and dataset2maxlen.json, from "
+            "config/ of LongBench's own repository"
+        )
+    prompts = read_json(folder / "dataset2prompt.json")
+    lengths = read_json(folder / "dataset2maxlen.json")
     if variant not in prompts or variant not in lengths:
-        raise ValueError(f"{folder / 'config'} has no prompt or length for {variant}: take LongBench's own files")
+        raise ValueError(f"{folder} has no prompt or length for {variant}: take LongBench's own files")
     return prompts[variant], int(lengths[variant])
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from rocketkv.evals.hub import open_data
 from rocketkv.evals.task import Conversation, Example, Task, Turn
 from rocketkv.evals.tasks.fitting import uses_chat
 from rocketkv.evals.tasks.longbench_scores import qa_f1
@@ -27,20 +29,20 @@ METRICS: dict[str, Callable[[str, Sequence[str]], float]] = {
 class SCBenchFile(Task):
     """Conversations from a file; rows whose conversation is longer than the length are left out.
 
-    data: the file, one row a line.
+    data: the file (JSON lines or Parquet), a folder of such files, or hf://datasets/microsoft/SCBench/TASK.
     metric: all or any of the references as substrings, the F1 of words, or ROUGE-L; the best over references.
     new_tokens: the stop limit of each answer.
     opening: a text before every context, such as an instruction.
     """
 
-    data: Path | None = None
+    data: os.PathLike[str] | None = None
     metric: Literal["all", "any", "f1", "rouge"] = "any"
     new_tokens: int = 64
     opening: str = ""
     chat: bool | None = None
 
     multi_turn: ClassVar[bool] = True
-    load_data = staticmethod(Path)
+    load_data = staticmethod(open_data)
     load_opening = staticmethod(str)
 
     @property

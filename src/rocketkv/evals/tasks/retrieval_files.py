@@ -5,12 +5,14 @@ Sources: Liu et al., TACL 2024, arXiv:2307.03172; Li et al., LongEval of LongCha
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rocketkv.evals.hub import open_data
 from rocketkv.evals.prompts import prompt_tokens
 from rocketkv.evals.task import Example, Task
 from rocketkv.evals.tasks.fitting import uses_chat
@@ -27,10 +29,10 @@ NEW_TOKENS = 48
 class RowFile(Task):
     """One question a row; rows that are longer than the length are left out. `data`: the file, one row a line."""
 
-    data: Path | None = None
+    data: os.PathLike[str] | None = None
     chat: bool | None = None
 
-    load_data = staticmethod(Path)
+    load_data = staticmethod(open_data)
 
     def examples(self, tokenizer: Any, *, max_tokens: int, n: int | None = None, seed: int = 42) -> Iterator[Example]:
         """As `Task.examples`; all rows that fit if n is None. The seed changes nothing."""

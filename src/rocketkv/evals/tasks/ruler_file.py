@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rocketkv.evals.hub import open_data
 from rocketkv.evals.prompts import prompt_tokens
 from rocketkv.evals.task import Example, Task
 from rocketkv.evals.tasks.match import string_match_all, string_match_part
@@ -33,10 +35,10 @@ class RulerFile(Task):
     """
 
     variant: str
-    data: Path | None = None
+    data: os.PathLike[str] | None = None
     chat: bool = False
 
-    load_data = staticmethod(Path)
+    load_data = staticmethod(open_data)
 
     @property
     def name(self) -> str:

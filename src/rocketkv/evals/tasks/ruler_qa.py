@@ -7,12 +7,14 @@ first.
 
 from __future__ import annotations
 
+import os
 import random
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
+from rocketkv.evals.hub import open_data
 from rocketkv.evals.task import Example
 from rocketkv.evals.tasks.match import string_match_part
 from rocketkv.evals.tasks.rows import read_json
@@ -44,10 +46,10 @@ class Question:
 class RulerQuestions(RulerTask):
     """Answer a question about one or two of many documents. `data`: the file of SQuAD (qa_1) or HotpotQA (qa_2)."""
 
-    data: Path | None = None
+    data: os.PathLike[str] | None = None
 
     new_tokens: ClassVar[int] = 32
-    load_data = staticmethod(Path)
+    load_data = staticmethod(open_data)
 
     def step(self, max_tokens: int) -> int:
         """10 documents."""
