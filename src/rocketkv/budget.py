@@ -121,23 +121,34 @@ def make_plan(
     ):
         if value < least:
             raise ValueError(f"{name}={value} is below {least}: give at least {least}")
+    sizes = context_tokens, new_tokens, budget_tokens, head_dim
+    if context_tokens + new_tokens <= budget_tokens:
+        return _dense_plan(*sizes)
+    return _sparse_plan(*sizes, window_tokens, split)
 
+
+def _dense_plan(context_tokens: int, new_tokens: int, budget_tokens: int, head_dim: int) -> Plan:
+    """Everything kept and read."""
+    return Plan(
+        context_tokens,
+        new_tokens,
+        budget_tokens,
+        head_dim,
+        dense=True,
+        split=0.0,
+        kept_tokens=context_tokens,
+        page_tokens=1,
+        rank=head_dim,
+        read_tokens=context_tokens + new_tokens,
+    )
+
+
+def _sparse_plan(
+    context_tokens: int, new_tokens: int, budget_tokens: int, head_dim: int, window_tokens: int, split: float | None
+) -> Plan:
+    """What the formulas keep and read, floors included."""
     total = context_tokens + new_tokens
     c = total / budget_tokens
-    if c <= 1:
-        return Plan(
-            context_tokens,
-            new_tokens,
-            budget_tokens,
-            head_dim,
-            dense=True,
-            split=0.0,
-            kept_tokens=context_tokens,
-            page_tokens=1,
-            rank=head_dim,
-            read_tokens=total,
-        )
-
     r = adaptive_split(c) if split is None else float(split)
     # A whole number may come out a rounding error below itself: split 1 keeps t, not t - 1.
     by_formula = math.floor(total / c**r + 1e-6) - new_tokens
@@ -147,7 +158,6 @@ def make_plan(
         floors.append("budget" if kept == budget_tokens else "window")
     kept = min(kept, context_tokens)
     page = page_tokens_for(kept + new_tokens, budget_tokens)
-    rank = rank_at(kept + new_tokens, budget_tokens=budget_tokens, page_tokens=page, head_dim=head_dim)
     return Plan(
         context_tokens,
         new_tokens,
@@ -157,7 +167,7 @@ def make_plan(
         split=r,
         kept_tokens=kept,
         page_tokens=page,
-        rank=rank,
+        rank=rank_at(kept + new_tokens, budget_tokens=budget_tokens, page_tokens=page, head_dim=head_dim),
         read_tokens=budget_tokens // 2,
         floors=tuple(floors),
     )
