@@ -1,8 +1,11 @@
 """Options of a policy, as they are typed."""
 
+import re
+
 import pytest
 
 from rocketkv import RocketKV, SnapKV, make_policy
+from rocketkv.ops.dispatch import BACKENDS
 from rocketkv.policies.registry import known_options
 
 
@@ -59,3 +62,10 @@ def test_an_ill_typed_option_says_what_it_takes():
 def test_a_method_that_needs_a_file_says_so():
     with pytest.raises(ValueError, match="calibrate"):
         make_policy("loki", 64)
+
+
+@pytest.mark.parametrize("command", [("generate",), ("chat",), ("eval",), ("bench", "attend")])
+def test_help_names_every_backend(cli, command):
+    text = " ".join(cli(*command, "--help").out.split())
+    (told,) = re.findall(r"--backend B ([^-]*)", text)
+    assert all(name in told for name in BACKENDS)

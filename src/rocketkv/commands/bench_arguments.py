@@ -48,7 +48,9 @@ def _add_common(parser: argparse.ArgumentParser, contexts: list[int], budgets: l
     )  # fmt: skip
     parser.add_argument("--budgets", type=wholes(16), default=budgets, metavar="N,N")
     parser.add_argument("--dtypes", type=_known(DTYPES), default=["float32"], metavar="D,D", help="(default float32)")
-    parser.add_argument("--backend", default="auto", metavar="B", help="which implementation of the ops runs")
+    parser.add_argument(
+        "--backend", default="auto", metavar="B", help="auto (default), reference, cpu (Numba) or triton"
+    )
     parser.add_argument("--threads", type=whole(1), metavar="N", help="CPU threads (default: PyTorch's choice)")
     parser.add_argument("--seconds", type=number(0), metavar="S", help="for each row (default 3, quick 0.2)")
     parser.add_argument(

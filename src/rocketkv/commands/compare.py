@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING
 from rocketkv.commands.errors import UsageError
 from rocketkv.commands.parser import (
     DEFAULT_BUDGET_TOKENS,
-    add_answer_arguments,
-    add_model_arguments,
-    add_prompt_arguments,
+    add_question_arguments,
     names,
     wholes,
 )
@@ -29,9 +27,7 @@ HELP = "answer one prompt under several policies, side by side"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of this command."""
-    add_model_arguments(parser)
-    add_prompt_arguments(parser)
-    add_answer_arguments(parser)
+    add_question_arguments(parser)
     group = parser.add_argument_group("policies")
     group.add_argument(
         "--policies", type=names, default=["full", "rocketkv"], metavar="P,P", help="(default full,rocketkv)"

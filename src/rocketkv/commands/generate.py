@@ -6,13 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from rocketkv.commands.parser import (
-    DEFAULT_BUDGET_TOKENS,
-    add_answer_arguments,
-    add_model_arguments,
-    add_prompt_arguments,
-    whole,
-)
+from rocketkv.commands.parser import DEFAULT_BUDGET_TOKENS, add_question_arguments, whole
 from rocketkv.commands.running import open_session, policy_from, prompt_text
 from rocketkv.commands.terminal import Teller, duration, megabytes
 
@@ -24,9 +18,7 @@ HELP = "answer one prompt from a compressed cache"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of this command."""
-    add_model_arguments(parser)
-    add_prompt_arguments(parser)
-    add_answer_arguments(parser)
+    add_question_arguments(parser)
     group = parser.add_argument_group("policy")
     group.add_argument("--policy", default="rocketkv", metavar="P", help="the policy by name (default rocketkv)")
     group.add_argument(

@@ -96,8 +96,15 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "--backend",
         default="auto",
         metavar="B",
-        help="which implementation of the ops runs: auto or reference",
+        help="which implementation of the ops runs: auto (default), reference, cpu (Numba) or triton",
     )
+
+
+def add_question_arguments(parser: argparse.ArgumentParser) -> None:
+    """A model, a prompt and its answer: what commands take that answer one prompt."""
+    add_model_arguments(parser)
+    add_prompt_arguments(parser)
+    add_answer_arguments(parser)
 
 
 def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
