@@ -6,10 +6,21 @@ import inspect
 import math
 
 import pytest
+import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from rocketkv.budget import Plan, adaptive_split, check_budget_tokens, make_plan, page_tokens_for, rank_at
+from rocketkv.budget import (
+    Plan,
+    adaptive_split,
+    check_budget_tokens,
+    divided,
+    make_plan,
+    page_tokens_for,
+    rank_at,
+    step_pairs,
+)
+from rocketkv.ops.hybrid_attend.reference import divided as divided_rows
 from rocketkv.policies.full import FullKV
 from rocketkv.policies.rocketkv import RocketKV
 from rocketkv.policies.snapkv import SnapKV
@@ -207,6 +218,30 @@ def test_every_plan_equals_the_specification(values: dict) -> None:
             "read": plan.read_tokens,
         }
         assert found == expected
+
+
+@settings(max_examples=300)
+@given(inputs, st.integers(63, 937))
+def test_any_share_for_the_estimate_stays_at_the_budget(values: dict, thousandths: int) -> None:
+    share = thousandths / 1000
+    plan, half = make_plan(**values, estimate_share=share), make_plan(**values)
+    same = ("dense", "kept_tokens", "page_tokens", "floors", "split")
+    assert [getattr(plan, name) for name in same] == [getattr(half, name) for name in same]
+    if plan.dense:
+        return
+    budget, head_dim = values["budget_tokens"], values["head_dim"]
+    assert plan.read_tokens == spec.read(budget, share) >= 1
+    assert plan.rank == spec.rank(plan.capacity_tokens, budget, plan.page_tokens, head_dim, share)
+    if plan.rank * plan.capacity_tokens <= 2 * share * budget * plan.page_tokens * head_dim:
+        assert step_pairs(plan) <= budget + plan.rank / (2 * head_dim) + 1e-6
+
+
+def test_the_half_is_what_it_was() -> None:
+    assert all(divided(t) == (t, t // 2) for t in range(16, 100_000))
+    every = torch.arange(16, 5000)
+    for share in (0.5, 0.25, 0.9, 1 / 3, 0.0625, 0.9375):
+        rows = zip(*(part.tolist() for part in divided_rows(every, share)), strict=True)
+        assert list(rows) == [divided(t, share) for t in every.tolist()]
 
 
 @settings(max_examples=200)

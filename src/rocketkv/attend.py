@@ -7,6 +7,7 @@ arithmetic. Nothing goes back up.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from rocketkv.cache.groups import Group
 from rocketkv.cache.layer import LayerCache
@@ -80,7 +81,7 @@ def decode_attend(
 
 
 def read_hybrid(
-    q: Float[Tensor, "B G R D"], step: Step, options: dict[str, int]
+    q: Float[Tensor, "B G R D"], step: Step, options: dict[str, Any]
 ) -> tuple[Float[Tensor, "B G R Dv"], int]:
     """The selector's choice and the attention over it in one op, and the stored numbers that were read."""
     inputs = (q, step.kv, step.candidates, step.bounds, step.lengths, step.budget_tokens)

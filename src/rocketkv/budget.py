@@ -9,6 +9,10 @@ import math
 from dataclasses import dataclass
 
 MIN_BUDGET_TOKENS = 16
+LEAST_SHARE = 1 / MIN_BUDGET_TOKENS
+"""Of the budget, for estimating and for attending alike: the least budget leaves one token to each."""
+SHARE_SLACK = 1e-6
+"""A share of a budget that is a whole number may come out a rounding error below itself."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,22 @@ def check_split(split: float | None) -> None:
         raise ValueError(f"split={split!r} is outside 0 to 1: give a number in that range, or None for adaptive")
 
 
+def check_estimate_share(share: float) -> None:
+    """Raise ValueError unless a step that gives `share` of its budget to estimating can do both."""
+    number = isinstance(share, int | float) and not isinstance(share, bool)
+    if not number or not LEAST_SHARE <= share <= 1 - LEAST_SHARE:
+        raise ValueError(
+            f"estimate_share={share!r} is outside {LEAST_SHARE:g} to {1 - LEAST_SHARE:g}: give a number in that range; "
+            "0.5 is the paper's"
+        )
+
+
+def divided(budget_tokens: int, estimate_share: float = 0.5) -> tuple[int, int]:
+    """t for the rank's formula, scaled so that the estimate reads its share, and the tokens attended: (t, t // 2)."""
+    scaled = int(budget_tokens * (2 * estimate_share) + SHARE_SLACK)
+    return scaled, int(budget_tokens * (1 - estimate_share) + SHARE_SLACK)
+
+
 def adaptive_split(shrink_factor: float) -> float:
     """r = min(0.2 + 0.06 log2 c, 0.8): the share (of the exponent) that eviction takes.
 
@@ -94,6 +114,7 @@ def make_plan(
     new_tokens: int = 0,
     window_tokens: int = 32,
     split: float | None = None,
+    estimate_share: float = 0.5,
 ) -> Plan:
     """Split the compression of one prompt between eviction and selection.
 
@@ -104,6 +125,7 @@ def make_plan(
         new_tokens: N, a planned generation length; 0 unless the caller plans one. It is not the stop limit.
         window_tokens: W, the observation window, which is always kept.
         split: r in [0, 1] instead of the adaptive rule.
+        estimate_share: what a step spends of t on choosing the tokens that it attends to.
 
     Raises:
         ValueError: with the number and the limit, when an argument is out of range.
@@ -113,6 +135,7 @@ def make_plan(
     """
     check_budget_tokens(budget_tokens)
     check_split(split)
+    check_estimate_share(estimate_share)
     for name, value, least in (
         ("context_tokens", context_tokens, 1),
         ("new_tokens", new_tokens, 0),
@@ -124,7 +147,7 @@ def make_plan(
     sizes = context_tokens, new_tokens, budget_tokens, head_dim
     if context_tokens + new_tokens <= budget_tokens:
         return _dense_plan(*sizes)
-    return _sparse_plan(*sizes, window_tokens, split)
+    return _sparse_plan(*sizes, window_tokens, split, estimate_share)
 
 
 def _dense_plan(context_tokens: int, new_tokens: int, budget_tokens: int, head_dim: int) -> Plan:
@@ -144,7 +167,13 @@ def _dense_plan(context_tokens: int, new_tokens: int, budget_tokens: int, head_d
 
 
 def _sparse_plan(
-    context_tokens: int, new_tokens: int, budget_tokens: int, head_dim: int, window_tokens: int, split: float | None
+    context_tokens: int,
+    new_tokens: int,
+    budget_tokens: int,
+    head_dim: int,
+    window_tokens: int,
+    split: float | None,
+    estimate_share: float,
 ) -> Plan:
     """What the formulas keep and read, floors included."""
     total = context_tokens + new_tokens
@@ -158,6 +187,7 @@ def _sparse_plan(
         floors.append("budget" if kept == budget_tokens else "window")
     kept = min(kept, context_tokens)
     page = page_tokens_for(kept + new_tokens, budget_tokens)
+    estimate, read = divided(budget_tokens, estimate_share)
     return Plan(
         context_tokens,
         new_tokens,
@@ -167,8 +197,8 @@ def _sparse_plan(
         split=r,
         kept_tokens=kept,
         page_tokens=page,
-        rank=rank_at(kept + new_tokens, budget_tokens=budget_tokens, page_tokens=page, head_dim=head_dim),
-        read_tokens=budget_tokens // 2,
+        rank=rank_at(kept + new_tokens, budget_tokens=estimate, page_tokens=page, head_dim=head_dim),
+        read_tokens=read,
         floors=tuple(floors),
     )
 

@@ -9,7 +9,7 @@ from rocketkv.bench.ledger import SHRINK_FACTORS, Ledger, ledgers, measure
 from rocketkv.bench.methods_page import PAGE_CONTEXT_TOKENS, methods_page
 from rocketkv.bench.synthetic import LayerShape
 from rocketkv.policies.catalogue import methods
-from rocketkv.policies.registry import policy_names
+from rocketkv.policies.registry import make_policy, policy_names
 
 PAGE = Path(__file__).parents[2] / "docs" / "methods.md"
 TINY = LayerShape(kv_heads=3, group_size=2, head_dim=24)
@@ -43,6 +43,17 @@ def test_at_odd_sizes(name: str, shrink_factor: int) -> None:
     # Lengths that no page size and no budget divides; ranks at their floor at c = 64.
     ledger = measure(name, context_tokens=1103, shrink_factor=shrink_factor, shape=TINY)
     assert_explained(ledger, 1103, TINY)
+
+
+@pytest.mark.parametrize("share", [0.25, 0.7])
+def test_another_share_for_the_estimate(monkeypatch, share: float) -> None:
+    monkeypatch.setattr(
+        "rocketkv.bench.ledger.policy_for", lambda name, t, shape: make_policy(name, t, estimate_share=share)
+    )
+    for name in ("rocketkv", "rocketkv-mt", "hsa"):
+        for shrink_factor in SHRINK_FACTORS:
+            ledger = measure(name, context_tokens=1103, shrink_factor=shrink_factor, shape=TINY)
+            assert_explained(ledger, 1103, TINY)
 
 
 def reasons(name: str, shrink_factor: int = 64) -> set[str]:

@@ -29,9 +29,23 @@ def test_adaptive_is_a_value():
     assert make_policy("rocketkv", 64, split="adaptive") == RocketKV(budget_tokens=64)
 
 
+@pytest.mark.parametrize("name", ["rocketkv", "rocketkv-mt", "hsa", "snapkv+hsa"])
+def test_the_share_of_the_estimate(name):
+    policy = make_policy(name, 64, estimate_share="0.25")
+    plan = policy.plan(1000, head_dim=64)
+    half = make_policy(name, 64).plan(1000, head_dim=64)
+    assert (policy.slots[1].estimate_share, plan.read_tokens, half.read_tokens) == (0.25, 48, 32)
+    assert half.rank // 2 == plan.rank and half.page_tokens == plan.page_tokens
+    with pytest.raises(ValueError, match=r"estimate_share=0.95 is outside 0.0625 to 0.9375"):
+        make_policy(name, 64, estimate_share="0.95")
+    with pytest.raises(ValueError, match="no option"):
+        make_policy("quest", 64, estimate_share="0.25")
+
+
 def test_options_are_listed():
     assert set(known_options("rocketkv")) == {
-        "skip_layers", "split", "window_tokens", "pool_tokens", "pooling", "sink_tokens", "local_tokens"
+        "skip_layers", "split", "window_tokens", "pool_tokens", "pooling", "sink_tokens", "local_tokens",
+        "estimate_share",
     }  # fmt: skip
     assert known_options("full") == {}
 

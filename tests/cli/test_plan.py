@@ -68,6 +68,15 @@ def test_a_fixed_split_and_a_wider_window(cli):
     assert floored["floors"] == ["window"]
 
 
+def test_another_share_for_the_estimate(cli):
+    arguments = ("plan", "--context", 4096, "--budget", 64, "--head-dim", 64, "--json")
+    half, quarter = (json.loads(cli(*arguments, *more).out) for more in ((), ("--estimate-share", 0.25)))
+    assert (half["read_tokens"], quarter["read_tokens"]) == (32, 48)
+    assert quarter["rank"] == half["rank"] // 2 and quarter["storage_held"] == half["storage_held"]
+    assert abs(quarter["traffic_step"] - half["traffic_step"]) < 0.001
+    assert "0.0625 to 0.9375" in cli(*arguments, "--estimate-share", 1).err
+
+
 def test_in_words(cli):
     arguments = ("plan", "--budget", 256, "--head-dim", 128, "--context")
     assert "kept 1,232 of 109,000" in cli(*arguments, 109000, "--new", 128).out

@@ -4,6 +4,7 @@ that the specification names."""
 import pytest
 import torch
 
+from rocketkv.policies.hsa import HybridTopK
 from rocketkv.policies.rocketkv import RocketKV
 from rocketkv.policies.snapkv import SnapKV
 from support.models import ARCHITECTURES, DTYPES, left_padded, prompt, tiny_model
@@ -20,6 +21,8 @@ CASES = {
     "average": {"budget_tokens": 31, "pooling": "avg", "pool": 9},
     "planned": {"budget_tokens": 40, "planned": 64},
     "pages_of_three": {"budget_tokens": 24, "split": 0.0},
+    "a_quarter_for_the_estimate": {"budget_tokens": 31, "share": 0.25},
+    "most_for_the_estimate": {"budget_tokens": 40, "share": 0.9, "split": 0.0},
     "least": {"budget_tokens": 16, "window": 8},
 }
 
@@ -27,7 +30,8 @@ CASES = {
 def policy_of(case: dict) -> tuple[RocketKV, dict]:
     """The policy that a case describes, and the options of its cache."""
     evictor = SnapKV(case.get("window", 32), case.get("pool", 63), case.get("pooling", "max"))
-    policy = RocketKV(budget_tokens=case["budget_tokens"], split=case.get("split"), evictor=evictor)
+    selector = HybridTopK(estimate_share=case.get("share", 0.5))
+    policy = RocketKV(budget_tokens=case["budget_tokens"], split=case.get("split"), evictor=evictor, selector=selector)
     return policy, {"planned_new_tokens": case.get("planned", 0)}
 
 

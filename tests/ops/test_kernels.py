@@ -97,7 +97,8 @@ def test_page_one_holds_keys_once_for_quest() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("mapped", [False, True])
-def test_the_whole_step_gives_the_bits_of_its_ops(mapped: bool, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("share", [0.5, 0.25, 0.9])
+def test_the_whole_step_gives_the_bits_of_its_ops(share: float, mapped: bool, dtype: torch.dtype) -> None:
     kv = ragged_kv([[40, 3001], [1300, 64], [4999, 300]], 16, dtype=dtype)
     candidates, lengths = None, kv.lengths
     slots = slots_of(kv)
@@ -111,16 +112,22 @@ def test_the_whole_step_gives_the_bits_of_its_ops(mapped: bool, dtype: torch.dty
     bounds = op("page_bounds", "build_page_bounds", "cpu")(kv.keys, slots, lengths, sizes, lengths)
     q = torch.randn(3, 2, 4, 16).to(dtype)
     given = (q, kv, candidates, bounds, lengths, budget)
-    out, elements = op("hybrid_attend", "hybrid_attend", "cpu")(*given, scaling=0.3, local_tokens=3)
-    rank = (budget[:, None] * sizes[:, None] * 16 // lengths).clamp(1, 16)
-    counts = torch.where(lengths <= budget[:, None], lengths, (budget[:, None] // 2).clamp(max=lengths))
+    options = {"scaling": 0.3, "local_tokens": 3} | ({} if share == 0.5 else {"estimate_share": share})
+    out, elements = op("hybrid_attend", "hybrid_attend", "cpu")(*given, **options)
+    scaled, read = {
+        0.5: ([64, 1200, 256], [32, 600, 128]),
+        0.25: ([32, 600, 128], [48, 900, 192]),
+        0.9: ([115, 2160, 460], [6, 120, 25]),
+    }[share]
+    rank = (torch.tensor(scaled)[:, None] * sizes[:, None] * 16 // lengths).clamp(1, 16)
+    counts = torch.where(lengths <= budget[:, None], lengths, torch.tensor(read)[:, None].clamp(max=lengths))
     scores = op("page_scores", "page_scores", "cpu")(q, bounds, lengths, rank=rank, scaling=0.3)
     tokens = op("topk_tokens", "topk_tokens", "cpu")(scores, lengths, sizes, counts, local_tokens=3)
     assert torch.equal(
         tokens, op("topk_tokens", "topk_tokens", "reference")(scores, lengths, sizes, counts, local_tokens=3)
     )
     assert torch.equal(out, op("attend", "attend", "cpu")(q, kv, tokens * 2 if mapped else tokens, counts, scaling=0.3))
-    assert elements == op("hybrid_attend", "hybrid_attend", "reference")(*given, scaling=0.3, local_tokens=3)[1]
+    assert elements == op("hybrid_attend", "hybrid_attend", "reference")(*given, **options)[1]
 
 
 def test_a_row_alone_and_any_number_of_threads_give_the_same_bits() -> None:

@@ -100,6 +100,17 @@ def test_tokens_over_several_blocks() -> None:
     assert torch.equal(found.cpu(), op("topk_tokens", "topk_tokens", "reference")(scores, lengths, page, counts))
 
 
+@pytest.mark.parametrize("share", [0.25, 0.7])
+def test_another_share_for_the_estimate(share: float) -> None:
+    kv = ragged_kv([[1, 150], [41, 60]], 8)
+    q, budgets = torch.randn(2, 2, 3, 8), torch.tensor([24, 40])
+    given = q, kv, None, bounds_over(kv, [3, 1]), kv.lengths, budgets
+    out, elements = op("hybrid_attend", "hybrid_attend", "triton")(*there(given), scaling=0.35, estimate_share=share)
+    expected, read = op("hybrid_attend", "hybrid_attend", "reference")(*given, scaling=0.35, estimate_share=share)
+    torch.testing.assert_close(out.cpu(), expected)
+    assert elements == read
+
+
 @pytest.mark.parametrize("page", [1, 3])
 def test_a_selection_by_the_kernels_own_scores(page: int) -> None:
     kv = ragged_kv([[1, 150], [41, 60]], 8, dtype=torch.bfloat16)

@@ -25,6 +25,7 @@ HYBRID, LOCAL = HybridTopK(), HybridTopK(sink_tokens=1, local_tokens=3)
 CASES = {
     "one_group": [RowRule(HYBRID, 16, 60)],
     "two_groups": [RowRule(LOCAL, 17, 60), RowRule(READ_ALL, 16), RowRule(LOCAL, 24, 70)],
+    "other_shares": [RowRule(HybridTopK(estimate_share=0.25), 17, 60), RowRule(HybridTopK(estimate_share=0.7), 24, 70)],
     "no_pages": [RowRule(SparQ(), 16, 60)],
     "relays": [RowRule(HYBRID, 16, 29)],
     "passes_its_budget": [RowRule(HYBRID, 59), RowRule(HYBRID, 40)],

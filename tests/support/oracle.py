@@ -27,7 +27,7 @@ class Oracle:
     """A plain model that reads the columns a compressed cache would read.
 
     Args:
-        budget_tokens, window, pool, pooling, split, planned: the policy, as plain numbers.
+        budget_tokens, window, pool, pooling, split, planned, share: the policy, as plain numbers.
         tolerance: relative slack of a selection's scores; 0 demands the specification's own choice.
         judge: whether choices are compared with the specification (switched off where only arithmetic is of
         interest).
@@ -43,11 +43,13 @@ class Oracle:
         pooling: str = "max",
         split: float | None = None,
         planned: int = 0,
+        share: float = 0.5,
         tolerance: float = 0.0,
         judge: bool = True,
     ) -> None:
         self.model, self.t, self.window, self.pool, self.pooling = model, budget_tokens, window, pool, pooling
         self.split, self.planned, self.tolerance, self.judge = split, planned, tolerance, judge
+        self.share = share
         self.cache = DynamicCache(config=model.config)
         config = model.config
         types = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
@@ -166,10 +168,10 @@ class Oracle:
             page, until = self.layouts[row]
             if len(held) > until:
                 page, until = self.layouts[row] = spec.page_size(len(held), self.t), 2 * len(held)
-            count = self.t // 2
+            count = spec.read(self.t, self.share)
             given = None if self.given is None else [held.index(column) for column in self.given[place]]
             if self.judge or given is None:
-                dims = spec.rank(len(held), self.t, page, k.shape[1])
+                dims = spec.rank(len(held), self.t, page, k.shape[1], self.share)
                 scores = spec.token_scores(q, k[held], page, dims, scale)
                 read = spec.best_tokens(scores, count)
                 if given is not None and given != read:

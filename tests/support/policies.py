@@ -83,6 +83,7 @@ METHODS: dict[str, Callable[[int], Policy]] = {
     "small_window": lambda t: RocketKV(budget_tokens=t, evictor=SnapKV(window_tokens=3, pool_tokens=5)),
     "average_pooling": lambda t: RocketKV(budget_tokens=t, evictor=SnapKV(pool_tokens=7, pooling="avg")),
     "sinks_and_locals": lambda t: RocketKV(budget_tokens=t, selector=HybridTopK(sink_tokens=2, local_tokens=4)),
+    "a_quarter_for_the_estimate": lambda t: RocketKV(budget_tokens=t, selector=HybridTopK(estimate_share=0.25)),
     "first_layer_whole": lambda t: RocketKV(budget_tokens=t, skip_layers=1),
     "evict_only": lambda t: RocketKV(budget_tokens=t, selector=ReadAll()),
 }

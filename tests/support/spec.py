@@ -6,11 +6,13 @@ Arrays of one KV head: q [R, D], keys [T, D], values [T, Dv], window queries [R,
 """
 
 import math
+from fractions import Fraction
 
 import numpy as np
 
 
-def plan(context: int, t: int, head_dim: int, *, new: int = 0, window: int = 32, split: float | None = None) -> dict:
+def plan(context: int, t: int, head_dim: int, *, new: int = 0, window: int = 32, split: float | None = None,
+         share: float = 0.5) -> dict:  # fmt: skip
     """What a prompt of `context` tokens keeps, and its page size; `dense` if the budget covers everything."""
     total = context + new
     c = total / t
@@ -28,8 +30,8 @@ def plan(context: int, t: int, head_dim: int, *, new: int = 0, window: int = 32,
         "dense": False,
         "kept": kept,
         "page": page,
-        "rank": rank(kept + new, t, page, head_dim),
-        "read": t // 2,
+        "rank": rank(kept + new, t, page, head_dim, share),
+        "read": read(t, share),
     }
 
 
@@ -42,9 +44,19 @@ def page_size(tokens: int, t: int) -> int:
     return 1 if size > c2 else size
 
 
-def rank(tokens: int, t: int, page: int, head_dim: int) -> int:
+def read(t: int, share: float) -> int:
+    """Tokens attended in a sparse step; `share` of t is spent before that."""
+    return math.floor((1 - ratio(share)) * t)
+
+
+def ratio(share: float) -> Fraction:
+    """The ratio of small whole numbers that a share was written for."""
+    return Fraction(share).limit_denominator(1000)
+
+
+def rank(tokens: int, t: int, page: int, head_dim: int, share: float = 0.5) -> int:
     """Head dimensions read at a step with `tokens` held."""
-    value = (t * page * head_dim) // tokens
+    value = (math.floor(2 * ratio(share) * t) * page * head_dim) // tokens
     return 1 if value < 1 else (head_dim if value > head_dim else value)
 
 

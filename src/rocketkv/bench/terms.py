@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from rocketkv.bench.synthetic import LayerShape, SyntheticLayer
-from rocketkv.budget import Plan
+from rocketkv.budget import Plan, divided, rank_at
 from rocketkv.cache.store import headroom
 from rocketkv.policies.base import Policy
 
@@ -147,10 +147,11 @@ def _exact(scene: Scene) -> Iterator[tuple[str, float]]:
 def _ranked(scene: Scene) -> Iterator[tuple[str, float]]:
     """HSA, SparQ and Loki: `rank` dimensions of one bound (or key) of every page (or token)."""
     budget, head_dim, page = scene.plan.budget_tokens, scene.shape.head_dim, max(scene.page_tokens, 1)
-    yield from _attended(scene, budget // 2, 0.5)
+    share = scene.policy.slots[1].estimate_share
+    yield from _attended(scene, scene.plan.read_tokens, 1 - share)
     for tokens in scene.candidates:
-        exact = budget * page * head_dim / tokens
-        rank = min(max(int(exact), 1), head_dim)
+        exact = 2 * share * budget * page * head_dim / tokens
+        rank = rank_at(tokens, budget_tokens=divided(budget, share)[0], page_tokens=page, head_dim=head_dim)
         why = "rank at least 1" if exact < 1 else "rank at most D" if exact > head_dim else "rank in whole dimensions"
         yield why, (rank - exact) * tokens / page / (2 * head_dim)
         yield "last page in part", (-(-tokens // page) - tokens / page) * rank / (2 * head_dim)

@@ -7,7 +7,16 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rocketkv.budget import Plan, held_pairs, make_plan, step_pairs, storage_derived, storage_paper, traffic
+from rocketkv.budget import (
+    LEAST_SHARE,
+    Plan,
+    held_pairs,
+    make_plan,
+    step_pairs,
+    storage_derived,
+    storage_paper,
+    traffic,
+)
 from rocketkv.commands.errors import UsageError
 from rocketkv.commands.parser import DEFAULT_BUDGET_TOKENS, DTYPES, number, whole
 from rocketkv.commands.terminal import megabytes
@@ -30,6 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--window", type=whole(1), default=32, metavar="N", help="observation window (default %(default)s)"
     )
     parser.add_argument("--split", type=number(0, 1), metavar="R", help="instead of the adaptive split")
+    parser.add_argument(
+        "--estimate-share", type=number(LEAST_SHARE, 1 - LEAST_SHARE), default=0.5, metavar="E",
+        help="of the budget, for choosing what is read (default %(default)s)",
+    )  # fmt: skip
     parser.add_argument("--model", metavar="M", help="take the sizes from a folder's config.json, or smollm2's")
     parser.add_argument("--head-dim", type=whole(1), metavar="D", help="size of a key")
     parser.add_argument("--kv-heads", type=whole(1), metavar="G", help="KV heads of a layer, for bytes")
@@ -50,7 +63,7 @@ def run(args: argparse.Namespace) -> None:
     layers = args.layers or (shape.full_layers if shape else None)
     try:
         plan = make_plan(args.context, budget_tokens=args.budget, head_dim=head_dim, new_tokens=args.new,
-                         window_tokens=args.window, split=args.split)  # fmt: skip
+                         window_tokens=args.window, split=args.split, estimate_share=args.estimate_share)  # fmt: skip
     except ValueError as error:
         raise UsageError(str(error)) from None
     heads = kv_heads * layers if kv_heads and layers else None

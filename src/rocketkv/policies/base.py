@@ -132,9 +132,14 @@ class Selector(ABC):
         return False
 
     @property
-    def hybrid_options(self) -> dict[str, int] | None:
+    def hybrid_options(self) -> dict[str, Any] | None:
         """The options of `ops.hybrid_attend` where that op is what the selector reads by; None where it is not."""
         return None
+
+    @property
+    def estimate_share(self) -> float:
+        """What a step spends of its budget on choosing, the rest being for the tokens attended."""
+        return 0.5
 
     def basis(self, layer: int) -> Float[Tensor, "G D D"] | None:
         """An orthonormal basis (columns) in which this layer's keys are stored, None for the model's own."""
@@ -145,7 +150,7 @@ class Selector(ABC):
         return None
 
     def least_rank(self, budget_tokens: int, page_tokens: int, head_dim: int, tokens: int) -> bool:
-        """Whether one dimension of every page is read at `tokens`, and costs more than the estimate's half of t."""
+        """Whether one dimension of every page is read at `tokens`, and costs more than the estimate's share of t."""
         return False
 
     def bounds_share(self, shrink_factor: float, split: float) -> float:
@@ -192,7 +197,7 @@ class Policy(ABC):
 
     def plan(self, context_tokens: int, *, head_dim: int, new_tokens: int = 0) -> Plan:
         """What a row of `context_tokens` keeps and reads. Raises ValueError when an argument is out of range."""
-        evictor, _ = self.slots
+        evictor, selector = self.slots
         return make_plan(
             context_tokens,
             budget_tokens=self.budget_tokens,
@@ -200,6 +205,7 @@ class Policy(ABC):
             new_tokens=new_tokens,
             window_tokens=evictor.observes,
             split=self.fixed_split,
+            estimate_share=selector.estimate_share,
         )
 
     @property

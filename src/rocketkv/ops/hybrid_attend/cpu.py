@@ -11,6 +11,7 @@ import numba
 import numpy as np
 import torch
 
+from rocketkv.budget import SHARE_SLACK
 from rocketkv.ops.attend.cpu import BLOCK_TOKENS, attend, attend_block, merge
 from rocketkv.ops.hybrid_attend.reference import composed
 from rocketkv.ops.kernel.cpu import bits, kernel, set_threads, table
@@ -35,6 +36,7 @@ def hybrid_attend(
     scaling: float,
     sink_tokens: int = 0,
     local_tokens: int = 0,
+    estimate_share: float = 0.5,
 ) -> tuple[Float[Tensor, "B G R Dv"], int]:
     """The reference's output, summed in float32, and the stored numbers that were read.
 
@@ -51,12 +53,13 @@ def hybrid_attend(
     if lengths.numel() < set_threads() and int(budget_tokens.max()) >= SPLIT_TOKENS:
         ops = page_scores, topk_tokens, attend
         options: dict[str, Any] = {"scaling": scaling, "sink_tokens": sink_tokens, "local_tokens": local_tokens}
+        options["estimate_share"] = estimate_share
         return composed(ops, q, kv, candidates, bounds, lengths, budget_tokens, **options)
     elements = _step(
         bits(name, q), bits(name, kv.keys), bits(name, kv.values), table(kv.starts), slots, slot_starts,
         bits(name, bounds.data), table(bounds.upper), table(bounds.lower), table(bounds.pitch),
         table(bounds.page_tokens), table(lengths), table(budget_tokens), np.float32(scaling),
-        sink_tokens, local_tokens, out.numpy(),
+        2 * estimate_share, 1 - estimate_share, sink_tokens, local_tokens, out.numpy(),
     )  # fmt: skip
     return out if q.dtype == torch.float32 else out.to(q.dtype), int(elements)
 
@@ -64,15 +67,15 @@ def hybrid_attend(
 @kernel(parallel=True)
 def _step(  # type: ignore[no-untyped-def]
     q, keys, values, starts, slots, slot_starts, data, upper, lower, pitch, page_tokens, lengths, budgets, scaling,
-    sink, local, out,
+    estimate_part, read_part, sink, local, out,
 ):  # fmt: skip
     heads, head_dim, width = q.shape[1], q.shape[3], values.shape[1]
     elements = np.zeros(q.shape[0] * heads, np.int64)
     for s in numba.prange(q.shape[0] * heads):
         b, g = s // heads, s % heads
         length, size, budget = lengths[b, g], page_tokens[b], budgets[b]
-        count = length if length <= budget else min(budget // 2, length)
-        rank = min(max(budget * size * head_dim // max(length, 1), 1), head_dim)
+        count = length if length <= budget else min(np.int64(budget * read_part + SHARE_SLACK), length)
+        rank = min(max(np.int64(budget * estimate_part + SHARE_SLACK) * size * head_dim // max(length, 1), 1), head_dim)
         query = widened(q[b, g])
         tokens = np.empty(count, np.int64)
         elements[s] = count * (head_dim + width)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from rocketkv.budget import SHARE_SLACK
 from rocketkv.ops.attend.reference import attend
 from rocketkv.ops.page_scores.reference import page_scores
 from rocketkv.ops.topk_tokens.reference import topk_tokens
@@ -24,6 +25,7 @@ def hybrid_attend(
     scaling: float,
     sink_tokens: int = 0,
     local_tokens: int = 0,
+    estimate_share: float = 0.5,
 ) -> tuple[Float[Tensor, "B G R Dv"], int]:
     """Attention over the t // 2 tokens whose pages score highest; over all of a segment of at most t tokens.
 
@@ -31,6 +33,7 @@ def hybrid_attend(
         candidates: which tokens of the store `bounds` and `lengths` are about; None for all of them.
         lengths: candidates of each segment.
         budget_tokens: t of each row. The rank is t S D // lengths, so that the estimate reads t / 2 pairs.
+        estimate_share: another share of t than a half for the estimate; the rest is for the tokens attended.
 
     Returns:
         The output, and how many stored numbers were read: bounds, keys and values.
@@ -39,7 +42,17 @@ def hybrid_attend(
     """
     ops = page_scores, topk_tokens, attend
     options: dict[str, Any] = {"scaling": scaling, "sink_tokens": sink_tokens, "local_tokens": local_tokens}
+    options["estimate_share"] = estimate_share
     return composed(ops, q, kv, candidates, bounds, lengths, budget_tokens, **options)
+
+
+def divided(budget_tokens: Int[Tensor, "B"], estimate_share: float) -> tuple[Int[Tensor, "B"], Int[Tensor, "B"]]:
+    """`rocketkv.budget.divided` for each row."""
+    if estimate_share == 0.5:
+        return budget_tokens, budget_tokens // 2
+    exact = budget_tokens.double()
+    parts = [(exact * factor + SHARE_SLACK).long() for factor in (2 * estimate_share, 1 - estimate_share)]
+    return parts[0], parts[1]
 
 
 def composed(
@@ -54,17 +67,19 @@ def composed(
     scaling: float,
     sink_tokens: int,
     local_tokens: int,
+    estimate_share: float,
 ) -> tuple[Float[Tensor, "B G R Dv"], int]:
     """The step from any backend's page_scores, topk_tokens and attend."""
     score, choose, exact = ops
     head_dim, value_dim = q.shape[-1], kv.values.shape[-1]
     page_tokens, budget = bounds.page_tokens[:, None], budget_tokens[:, None]  # [B, 1]
-    rank = (budget * page_tokens * head_dim // lengths.clamp(min=1)).clamp(1, head_dim)  # [B, G]
+    estimate, read = (part[:, None] for part in divided(budget_tokens, estimate_share))
+    rank = (estimate * page_tokens * head_dim // lengths.clamp(min=1)).clamp(1, head_dim)  # [B, G]
     scores = score(q, bounds, lengths, rank=rank, scaling=scaling)
-    counts = torch.where(lengths <= budget, lengths, (budget // 2).clamp(max=lengths))
+    counts = torch.where(lengths <= budget, lengths, read.clamp(max=lengths))
     slots = choose(scores, lengths, bounds.page_tokens, counts, sink_tokens=sink_tokens, local_tokens=local_tokens)
     if candidates is not None:
         slots = candidates.slots[candidates.starts[..., None] + slots].long()
-    estimate = torch.where(counts < lengths, -(-lengths // page_tokens) * rank, 0)
-    elements = (estimate + counts * (head_dim + value_dim)).sum()
+    bounds_read = torch.where(counts < lengths, -(-lengths // page_tokens) * rank, 0)
+    elements = (bounds_read + counts * (head_dim + value_dim)).sum()
     return exact(q, kv, slots, counts, scaling=scaling), int(elements)

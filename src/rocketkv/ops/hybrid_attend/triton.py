@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from rocketkv.ops.attend.triton import attend_split
+from rocketkv.ops.hybrid_attend.reference import divided
 from rocketkv.ops.kernel.triton import require
 from rocketkv.ops.page_bounds.reference import page_counts
 from rocketkv.ops.page_scores.triton import page_scores_within
@@ -23,13 +24,14 @@ def hybrid_attend(
     scaling: float,
     sink_tokens: int = 0,
     local_tokens: int = 0,
+    estimate_share: float = 0.5,
 ) -> tuple[Float[Tensor, "B G R Dv"], int]:
     """`hybrid_attend.reference.hybrid_attend` on a GPU.
 
     Raises:
         BackendError: where a tensor is not on a CUDA device, or its dtype has no kernel.
     """
-    rank, counts = shares(bounds, lengths, budget_tokens, q.shape[-1])
+    rank, counts = shares(bounds, lengths, budget_tokens, q.shape[-1], estimate_share)
     pages = page_counts(bounds, lengths)
     out = hybrid_attend_within(
         q,
@@ -43,6 +45,7 @@ def hybrid_attend(
         scaling=scaling,
         sink_tokens=sink_tokens,
         local_tokens=local_tokens,
+        estimate_share=estimate_share,
     )
     elements = torch.where(counts < lengths, pages * rank, 0) + counts * (q.shape[-1] + kv.values.shape[-1])
     return out, int(elements.sum())
@@ -61,6 +64,7 @@ def hybrid_attend_within(
     scaling: float,
     sink_tokens: int = 0,
     local_tokens: int = 0,
+    estimate_share: float = 0.5,
 ) -> Float[Tensor, "B G R Dv"]:
     """The output alone, in shapes that no length changes: the device reads lengths, rank and counts.
 
@@ -72,7 +76,7 @@ def hybrid_attend_within(
         BackendError: where a tensor is not on a CUDA device, or its dtype has no kernel.
     """
     require("hybrid_attend", q, kv.keys, kv.values, bounds.data)
-    rank, counts = shares(bounds, lengths, budget_tokens, q.shape[-1])
+    rank, counts = shares(bounds, lengths, budget_tokens, q.shape[-1], estimate_share)
     scores = page_scores_within(q, bounds, lengths, rank=rank, scaling=scaling, width=pages)
     slots = topk_tokens_within(
         scores,
@@ -89,9 +93,13 @@ def hybrid_attend_within(
 
 
 def shares(
-    bounds: PageBounds, lengths: Int[Tensor, "B G"], budget_tokens: Int[Tensor, "B"], head_dim: int
+    bounds: PageBounds,
+    lengths: Int[Tensor, "B G"],
+    budget_tokens: Int[Tensor, "B"],
+    head_dim: int,
+    estimate_share: float = 0.5,
 ) -> tuple[Int[Tensor, "B G"], Int[Tensor, "B G"]]:
     """Dimensions read of every page, t S D // lengths, and tokens read, t // 2 or all where there are at most t."""
-    budget = budget_tokens[:, None]  # [B, 1]
-    rank = (budget * bounds.page_tokens[:, None] * head_dim // lengths.clamp(min=1)).clamp(1, head_dim)
-    return rank, torch.where(lengths <= budget, lengths, (budget // 2).minimum(lengths))
+    estimate, read = divided(budget_tokens, estimate_share)
+    rank = (estimate[:, None] * bounds.page_tokens[:, None] * head_dim // lengths.clamp(min=1)).clamp(1, head_dim)
+    return rank, torch.where(lengths <= budget_tokens[:, None], lengths, read[:, None].minimum(lengths))
