@@ -52,6 +52,9 @@ def decode_attend(
     dense: DenseAttention,
 ) -> Float[Tensor, "B G R 1 Dv"]:
     """Read one generated token: take it in, choose which kept tokens are worth reading, attend to those exactly."""
+    whole = cache.whole_step(q, keys, values, scaling)  # all of the below in one call, where a backend has one
+    if whole is not None:
+        return whole
     cache.append(keys, values)
     if cache.ragged is None:
         all_keys, all_values = cache.columns_held()

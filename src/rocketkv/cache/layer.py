@@ -141,6 +141,21 @@ class LayerCache:
         if self._steps_until_sparse < 0:
             self._become_ragged()
 
+    def whole_step(
+        self, q: Float[Tensor, "B G R 1 D"], keys: Float[Tensor, "B G 1 D"], values: Float[Tensor, "B G 1 Dv"], scaling: float
+    ) -> Float[Tensor, "B G R 1 Dv"] | None:
+        """Take one generated token per row and attend, in one call; None, with nothing done, where more is due."""
+        if self.ragged is None or self.observer is not None:
+            return None
+        done = self.ragged.whole_step(q[:, :, :, 0], keys[:, :, 0], values[:, :, 0], scaling)
+        if done is None:
+            return None
+        assert self.row_tokens is not None
+        self.columns += 1
+        self.row_tokens = self.row_tokens + 1
+        self.count_step(done[1] * keys.element_size())
+        return done[0][:, :, :, None]
+
     def columns_held(self) -> tuple[Float[Tensor, "B G C D"], Float[Tensor, "B G C Dv"]]:
         """Keys and values of a whole layer."""
         assert self.held is not None, "a ragged layer has no columns"

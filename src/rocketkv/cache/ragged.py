@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from rocketkv.cache.groups import Group, lay_out, reordered, take_token
 from rocketkv.cache.store import append, append_newest, grow, select_rows, view_rows
+from rocketkv.ops.dispatch import op
+from rocketkv.ops.hybrid_attend.reference import Whole
 from rocketkv.policies.base import Selector, Step
 from rocketkv.policies.full import ReadAll
 from rocketkv.types import Candidates, Float, Int, RaggedKV, Tensor
@@ -69,6 +72,7 @@ class RaggedLayer:
                 if rule.planned_tokens:
                     self._set_layout(row, rule.planned_tokens)
         self._quiet_steps = 0
+        self._fused: tuple[Tensor, Whole | None] | None = None
         self.lay_out()
         if progress is not None:
             self._quiet_steps, self.layouts = progress.quiet_steps, progress.layouts
@@ -117,6 +121,42 @@ class RaggedLayer:
             for group in self.groups:
                 take_token(group, self.lengths, keys, values, self.backend)
 
+    def whole_step(
+        self, q: Float[Tensor, "B G R D"], keys: Float[Tensor, "B G D"], values: Float[Tensor, "B G Dv"], scaling: float
+    ) -> tuple[Float[Tensor, "B G R Dv"], int] | None:
+        """Take one token per row and attend, in one call: the output, and the stored numbers that were read.
+
+        None, with nothing done, where more than that is due or the backend has no such call: then `append` and read.
+        """
+        if self._quiet_steps == 0 or not self._fusible:
+            return None
+        if self._fused is None or self._fused[0] is not self.kv.lengths:
+            step = self._make_whole_step(scaling)
+            self._fused, self._fusible = (self.kv.lengths, step), step is not None
+        step = self._fused[1]
+        if step is None:
+            return None
+        self._quiet_steps -= 1
+        return step(q, keys, values)
+
+    def _make_whole_step(self, scaling: float) -> Whole | None:
+        group, candidates = self.groups[0], self.candidates
+        options = group.selector.hybrid_options
+        plain = self.basis is None and self.kv.positions is None and group.value_sums is None
+        if len(self.groups) > 1 or group.rows is not None or options is None or group.bounds is None or not plain:
+            return None
+        # Counted up in place from here on: lengths that others hold stay as they are.
+        self.kv.lengths = self.kv.lengths.clone()
+        if candidates is not None:
+            candidates.lengths = candidates.lengths.clone()
+        make = op("hybrid_attend", "whole_step", self.backend)
+        step: Whole | None = make(self.kv, candidates, group.bounds, group.budget_tokens, scaling=scaling, **options)
+        return step
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what looks into this layer's own memory: a copy makes it anew."""
+        return self.__dict__ | {"_fused": None, "_fusible": True}
+
     def take_quiet_step(self) -> bool:
         """Whether the coming token is only a write into the present layout; if so, it is counted as taken."""
         quiet = self._quiet_steps > 0
@@ -148,6 +188,7 @@ class RaggedLayer:
             quiet = min(quiet, self._laid_until[row] - longest[row])
             rows_of.setdefault(rule.selector, []).append(row)
         self._quiet_steps = quiet
+        self._fused, self._fusible = None, True
         self.layouts += 1
         self.groups = []
         for selector, rows in rows_of.items():
@@ -166,6 +207,7 @@ class RaggedLayer:
             self.candidates = select_rows(self.candidates, index)
         if self.basis is not None:
             self.basis = self.basis[index]
+        self._fused, self._fusible = None, True
         moved = (reordered(group, index, batch) for group in self.groups)
         self.groups = [group for group in moved if group is not None]
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from rocketkv.ops.errors import BackendError
-from rocketkv.types import PageBounds, Tensor
+from rocketkv.types import PageBounds, RaggedKV, Tensor
 
 BACKENDS = ("auto", "reference", "cpu", "triton")
 LIBRARIES = {"cpu": "numba", "triton": "triton"}
@@ -42,7 +42,9 @@ def op(folder: str, name: str, backend: str = "auto") -> Callable[..., Any]:
         return _load(folder, name, backend)
 
     def by_device(first: Any, *rest: Any, **named: Any) -> Any:
-        tensor: Tensor = first.data if isinstance(first, PageBounds) else first
+        tensor: Tensor = first
+        if isinstance(first, PageBounds | RaggedKV):
+            tensor = first.data if isinstance(first, PageBounds) else first.keys
         chosen = FASTEST.get(tensor.device.type, "reference")
         if tensor.dtype not in KERNEL_DTYPES or not _installed(folder, chosen):
             chosen = "reference"

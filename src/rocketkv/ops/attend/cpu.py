@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from rocketkv.ops.kernel.cpu import bits, kernel, set_threads, table
-from rocketkv.ops.vector.cpu import AHEAD, add1, add4, dots, exponentials, fetch_row, peak, widened
+from rocketkv.ops.vector.cpu import add1, add4, dots4, exponentials, padded, peak, widened
 from rocketkv.types import Float, Int, RaggedKV, Tensor
 
 BLOCK_TOKENS = 512
@@ -38,53 +38,40 @@ def attend(
 def _attend(q, keys, values, starts, slots, counts, scaling, out):  # type: ignore[no-untyped-def]
     heads, group, width = q.shape[1], q.shape[2], values.shape[1]
     segments, blocks = q.shape[0] * heads, (slots.shape[2] + BLOCK_TOKENS - 1) // BLOCK_TOKENS
-    parts = np.empty((segments, max(blocks, 1), group, width + 2), np.float32)
+    parts = np.empty((segments, max(blocks, 1), padded(group), width + 2), np.float32)
     for task in numba.prange(segments * blocks):
         s, block = task // blocks, task % blocks
         b, g = s // heads, s % heads
         first, stop = block * BLOCK_TOKENS, min(counts[b, g], (block + 1) * BLOCK_TOKENS)
         if first < stop:
             query, chosen = widened(q[b, g]), slots[b, g, first:stop]
-            attend_block(query, keys, values, starts[b, g], chosen, scaling, parts[s, block])
+            attend_block(query, keys, values, starts[b, g], chosen, scaling, group, parts[s, block])
     for s in numba.prange(segments):
         b, g = s // heads, s % heads
         merge(parts[s], (counts[b, g] + BLOCK_TOKENS - 1) // BLOCK_TOKENS, out[b, g])
 
 
 @kernel()
-def attend_block(q, keys, values, start, slots, scaling, part):  # type: ignore[no-untyped-def]
-    """One block's unnormalised output [R, Dv], and behind it each head's largest logit and sum of weights."""
-    group, head_dim = q.shape
+def attend_block(q, keys, values, start, slots, scaling, group, part):  # type: ignore[no-untyped-def]
+    """One block's unnormalised output [R, Dv], and behind it each head's largest logit and sum of weights.
+
+    q and part have rows to a multiple of four, of which the first `group` are real.
+    """
+    rows, head_dim = q.shape
     n, width = slots.shape[0], values.shape[1]
-    flat_keys, flat_values = keys.reshape(-1), values.reshape(-1)
-    weights = np.empty((group, n), np.float32)
-    for i in range(min(AHEAD, n)):
-        fetch_row(flat_keys, (start + slots[i]) * head_dim, head_dim)
-    for i in range(n):
-        if i + AHEAD < n:
-            fetch_row(flat_keys, (start + slots[i + AHEAD]) * head_dim, head_dim)
-        else:
-            fetch_row(flat_values, (start + slots[i + AHEAD - n if n >= AHEAD else i]) * width, width)
-        dots(q, flat_keys, (start + slots[i]) * head_dim, head_dim, weights, i)
+    flat_q, flat_keys, flat_values = q.reshape(-1), keys.reshape(-1), values.reshape(-1)
+    weights = np.empty((rows, n), np.float32)
+    for r in range(0, rows, 4):
+        dots4(flat_q, r, head_dim, flat_keys, start, slots, weights, flat_values, width)
     for r in range(group):
         row = weights[r]
         for i in range(n):
             row[i] *= scaling
         top = max(peak(row), np.float32(-3.4028234663852886e38))
         part[r, width], part[r, width + 1] = top, exponentials(row, top)
-        part[r, :width] = 0
-    whole = n - n % 4
-    for i in range(0, whole, 4):
-        for j in range(i + 4, min(i + 4 + AHEAD, n)):
-            fetch_row(flat_values, (start + slots[j]) * width, width)
-        s0, s1 = (start + slots[i]) * width, (start + slots[i + 1]) * width
-        s2, s3 = (start + slots[i + 2]) * width, (start + slots[i + 3]) * width
-        for r in range(group):
-            w = weights[r]
-            add4(part[r, :width], w[i], w[i + 1], w[i + 2], w[i + 3], flat_values, s0, s1, s2, s3)
-    for i in range(whole, n):
-        for r in range(group):
-            add1(part[r, :width], weights[r, i], flat_values, (start + slots[i]) * width)
+    part[:, :width] = 0
+    for r in range(0, rows, 4):
+        add4(weights, r, flat_values, start, width, slots, part)
 
 
 @kernel()

@@ -8,7 +8,7 @@ import torch
 
 from rocketkv.ops.attend.cpu import BLOCK_TOKENS, attend_block, merge
 from rocketkv.ops.kernel.cpu import bits, kernel, set_threads, table
-from rocketkv.ops.vector.cpu import widened
+from rocketkv.ops.vector.cpu import padded, widened
 from rocketkv.types import Float, RaggedKV, Tensor
 
 
@@ -30,7 +30,7 @@ def dense_attend(q: Float[Tensor, "B G R D"], kv: RaggedKV, *, scaling: float) -
 def _attend(q, keys, values, starts, lengths, longest, scaling, out):  # type: ignore[no-untyped-def]
     heads, group, width = q.shape[1], q.shape[2], values.shape[1]
     segments, blocks = q.shape[0] * heads, (longest + BLOCK_TOKENS - 1) // BLOCK_TOKENS
-    parts = np.empty((segments, max(blocks, 1), group, width + 2), np.float32)
+    parts = np.empty((segments, max(blocks, 1), padded(group), width + 2), np.float32)
     every = np.arange(BLOCK_TOKENS)
     for task in numba.prange(segments * blocks):
         s, block = task // blocks, task % blocks
@@ -38,7 +38,8 @@ def _attend(q, keys, values, starts, lengths, longest, scaling, out):  # type: i
         first, stop = block * BLOCK_TOKENS, min(lengths[b, g], (block + 1) * BLOCK_TOKENS)
         if first < stop:
             start = starts[b, g] + first
-            attend_block(widened(q[b, g]), keys, values, start, every[: stop - first], scaling, parts[s, block])
+            query, chosen = widened(q[b, g]), every[: stop - first]
+            attend_block(query, keys, values, start, chosen, scaling, group, parts[s, block])
     for s in numba.prange(segments):
         b, g = s // heads, s % heads
         merge(parts[s], (lengths[b, g] + BLOCK_TOKENS - 1) // BLOCK_TOKENS, out[b, g])

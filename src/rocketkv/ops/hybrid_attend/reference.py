@@ -55,6 +55,29 @@ def divided(budget_tokens: Int[Tensor, "B"], estimate_share: float) -> tuple[Int
     return parts[0], parts[1]
 
 
+Whole = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, int]]
+"""(q [B, G, R, D], keys [B, G, D], values [B, G, Dv]) -> output [B, G, R, Dv], stored numbers that were read."""
+
+
+def whole_step(
+    kv: RaggedKV,
+    candidates: Candidates | None,
+    bounds: PageBounds,
+    budget_tokens: Int[Tensor, "B"],
+    *,
+    scaling: float,
+    sink_tokens: int = 0,
+    local_tokens: int = 0,
+    estimate_share: float = 0.5,
+) -> Whole | None:
+    """A decode step with nothing else due, as one call: take in one token per segment, then `hybrid_attend`.
+
+    There must be room for the token. It counts kv.lengths (and candidates.lengths) up in place, and serves as long as
+    these tables and the bounds are the ones it was given. None where the ops one by one are as good, as here.
+    """
+    return None
+
+
 def composed(
     ops: tuple[Callable[..., Tensor], Callable[..., Tensor], Callable[..., Tensor]],
     q: Float[Tensor, "B G R D"],

@@ -5,12 +5,14 @@ from __future__ import annotations
 import torch
 
 from rocketkv.ops.attend.triton import attend_split
-from rocketkv.ops.hybrid_attend.reference import divided
+from rocketkv.ops.hybrid_attend.reference import divided, whole_step
 from rocketkv.ops.kernel.triton import require
 from rocketkv.ops.page_bounds.reference import page_counts
 from rocketkv.ops.page_scores.triton import page_scores_within
 from rocketkv.ops.topk_tokens.triton import topk_tokens_within
 from rocketkv.types import Candidates, Float, Int, PageBounds, RaggedKV, Tensor
+
+__all__ = ["hybrid_attend", "hybrid_attend_within", "shares", "whole_step"]
 
 
 def hybrid_attend(

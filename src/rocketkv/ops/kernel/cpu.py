@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -85,16 +86,22 @@ class _Announcement(event.Listener):
 
 announced: list[bool] = []
 _listening: list[_Announcement] = []
+_agreed = threading.local()
+"""`threads`: how many this thread has told Numba to use; Numba keeps the number for each thread apart."""
 
 
 def set_threads() -> int:
     """Let kernels use as many threads as PyTorch does, and return how many."""
     threads = torch.get_num_threads()
+    if getattr(_agreed, "threads", 0) == threads:
+        return threads
     if not _listening:
         _listening.append(_Announcement())
         event.register("numba:compile", _listening[0])
         numba.set_num_threads(1)  # starts Numba's pool, which sets OpenMP's thread count: that is PyTorch's too
         torch.set_num_threads(threads)
+    if threads <= numba.config.NUMBA_NUM_THREADS:
+        _agreed.threads = threads
     threads = min(threads, numba.config.NUMBA_NUM_THREADS)
     numba.set_num_threads(threads)
     return threads

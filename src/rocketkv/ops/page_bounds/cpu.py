@@ -7,7 +7,7 @@ import numpy as np
 
 from rocketkv.ops.kernel.cpu import bits, kernel, set_threads, table
 from rocketkv.ops.page_bounds.reference import empty_bounds
-from rocketkv.ops.vector.cpu import widen
+from rocketkv.ops.vector.cpu import prefetch, widen
 from rocketkv.types import Float, Int, PageBounds, Tensor
 
 TILE = 16
@@ -83,11 +83,21 @@ def update_page_bounds(bounds: PageBounds, keys: Float[Tensor, "B G D"], ordinal
 def _update(data, upper, lower, pitch, page_tokens, keys, ordinals):  # type: ignore[no-untyped-def]
     for b in range(keys.shape[0]):
         for g in range(keys.shape[1]):
-            page, opens = ordinals[b, g] // page_tokens[b], ordinals[b, g] % page_tokens[b] == 0
-            for d in range(keys.shape[2]):
-                key = keys[b, g, d]
-                top, bottom = upper[b, g] + d * pitch[b, g] + page, lower[b, g] + d * pitch[b, g] + page
-                if opens or widen(key) > widen(data[top]):
-                    data[top] = key
-                if opens or widen(key) < widen(data[bottom]):
-                    data[bottom] = key
+            place = upper[b, g], lower[b, g], pitch[b, g]
+            take_key(data, place, page_tokens[b], keys[b, g], ordinals[b, g])
+
+
+@kernel(fast=False)
+def take_key(data, place, page_tokens, key, ordinal):  # type: ignore[no-untyped-def]
+    """Take a segment's candidate number `ordinal` into the bounds of its page."""
+    upper, lower, pitch = place
+    page, opens = ordinal // page_tokens, ordinal % page_tokens == 0
+    for d in range(key.shape[0]):  # each is in a cache line of its own: ask for all before the first is needed
+        prefetch(data, upper + d * pitch + page)
+        prefetch(data, lower + d * pitch + page)
+    for d in range(key.shape[0]):
+        top, bottom = upper + d * pitch + page, lower + d * pitch + page
+        if opens or widen(key[d]) > widen(data[top]):
+            data[top] = key[d]
+        if opens or widen(key[d]) < widen(data[bottom]):
+            data[bottom] = key[d]

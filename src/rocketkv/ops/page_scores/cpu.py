@@ -7,7 +7,8 @@ import numpy as np
 import torch
 
 from rocketkv.ops.kernel.cpu import bits, kernel, set_threads, table
-from rocketkv.ops.vector.cpu import add1, add4, exponentials, fetch_row, peak, widened
+from rocketkv.ops.lanes.cpu import WIDTH, fma, load, splat, store
+from rocketkv.ops.vector.cpu import add1, exponentials, padded, peak, prefetch, widen, widened
 from rocketkv.types import Float, Int, PageBounds, Tensor
 
 BLOCK_PAGES = 2048
@@ -50,7 +51,7 @@ def most_pages(lengths, page_tokens):  # type: ignore[no-untyped-def]
 def _scores(q, data, upper, lower, pitch, page_tokens, lengths, rank, scaling, out):  # type: ignore[no-untyped-def]
     heads, group, widest = q.shape[1], q.shape[2], out.shape[2]
     segments, blocks = q.shape[0] * heads, (widest + BLOCK_PAGES - 1) // BLOCK_PAGES
-    logits = np.empty((segments, group, widest), np.float32)
+    logits = np.empty((segments, padded(group), widest), np.float32)
     for task in numba.prange(segments * blocks):
         s, block = task // blocks, task % blocks
         b, g = s // heads, s % heads
@@ -61,7 +62,7 @@ def _scores(q, data, upper, lower, pitch, page_tokens, lengths, rank, scaling, o
             add_rows(data, rows, weights, first, stop, logits[s])
     for s in numba.prange(segments):
         b, g = s // heads, s % heads
-        spread(logits[s], page_tokens[b], lengths[b, g], out[b, g])
+        spread(logits[s], group, page_tokens[b], lengths[b, g], out[b, g])
 
 
 @kernel()
@@ -71,23 +72,20 @@ def chosen_rows(q, upper, lower, pitch, rank, scaling):  # type: ignore[no-untyp
     Dimensions come in ascending order; the weights carry scaling and temperature.
     """
     group, head_dim = q.shape
-    magnitude, total = np.zeros(head_dim, np.float32), np.zeros(head_dim, np.float32)
+    magnitude, sums = np.zeros(head_dim, np.float32), np.zeros(head_dim, np.float32)
     for r in range(group):
         for d in range(head_dim):
             magnitude[d] += abs(q[r, d])
-            total[d] += q[r, d]
+            sums[d] += q[r, d]
+    order = magnitude.view(np.int32)  # numbers of no sign sort as their bits do
+    least, equal = smallest_taken(order, rank)
     rows, dims = np.empty(rank, np.int64), np.empty(rank, np.int64)
     n = 0
     for d in range(head_dim):
-        # Dimensions that come before this one, larger or equal and earlier; counted in floats, eight at a time.
-        own, before = magnitude[d], np.float32(0)
-        for e in range(d):
-            before += np.float32(magnitude[e] == own)
-        for e in range(head_dim):
-            before += np.float32(magnitude[e] > own)
-        if before < rank and n < rank:
+        if order[d] > least or (order[d] == least and equal > 0):
+            equal -= order[d] == least
             dims[n] = d
-            rows[n] = (upper if total[d] >= 0 else lower) + d * pitch
+            rows[n] = (upper if sums[d] >= 0 else lower) + d * pitch
             n += 1
     weights = np.empty((group, n), np.float32)
     for r in range(group):
@@ -103,33 +101,64 @@ def chosen_rows(q, upper, lower, pitch, rank, scaling):  # type: ignore[no-untyp
     return rows[:n], weights
 
 
+@kernel(fast=False)
+def smallest_taken(order, wanted):  # type: ignore[no-untyped-def]
+    """The smallest of the `wanted` largest of some int32 numbers >= 0, and how many of that very number are taken."""
+    least = np.int32(0)
+    for bit in range(30, -1, -1):
+        higher, count = np.int32(least | np.int32(1 << bit)), np.int32(0)
+        for d in range(order.shape[0]):
+            count += np.int32(order[d] >= higher)
+        if count >= wanted:
+            least = higher
+    above = 0
+    for d in range(order.shape[0]):
+        above += order[d] > least
+    return least, wanted - above
+
+
 @kernel()
 def add_rows(data, rows, weights, first, stop, logits):  # type: ignore[no-untyped-def]
-    """logits[r, p] = sum over i of weights[r, i] times element p of row i, for pages `first` to `stop`."""
-    group, n = weights.shape
-    width = stop - first
+    """logits[r, p] = sum over i of weights[r, i] times element p of row i, for pages `first` to `stop`.
+
+    Rows are streamed four at a time, for four query heads at once, while the next four are fetched.
+    """
+    heads, n = weights.shape
     logits[:, first:stop] = 0
-    whole = n - n % 4
-    for i in range(0, whole, 4):
-        for j in range(i + 4, min(i + 8, n)):
-            fetch_row(data, rows[j] + first, width)
-        s0, s1, s2, s3 = rows[i] + first, rows[i + 1] + first, rows[i + 2] + first, rows[i + 3] + first
-        for r in range(group):
-            w = weights[r]
-            add4(logits[r, first:stop], w[i], w[i + 1], w[i + 2], w[i + 3], data, s0, s1, s2, s3)
-    for i in range(whole, n):
-        for r in range(group):
-            add1(logits[r, first:stop], weights[r, i], data, rows[i] + first)
+    flat, pitch, four, whole = logits.reshape(-1), logits.shape[1], n - n % 4, stop - (stop - first) % WIDTH
+    for i in range(0, four, 4):
+        x0, x1, x2, x3 = rows[i], rows[i + 1], rows[i + 2], rows[i + 3]
+        y0, y1, y2, y3 = rows[min(i + 4, n - 1)], rows[min(i + 5, n - 1)], rows[min(i + 6, n - 1)], rows[min(i + 7, n - 1)]
+        for r in range(0, heads, 4):
+            a, b, c, d = weights[r], weights[r + 1], weights[r + 2], weights[r + 3]
+            a0, a1, a2, a3 = splat(a[i]), splat(a[i + 1]), splat(a[i + 2]), splat(a[i + 3])
+            b0, b1, b2, b3 = splat(b[i]), splat(b[i + 1]), splat(b[i + 2]), splat(b[i + 3])
+            c0, c1, c2, c3 = splat(c[i]), splat(c[i + 1]), splat(c[i + 2]), splat(c[i + 3])
+            d0, d1, d2, d3 = splat(d[i]), splat(d[i + 1]), splat(d[i + 2]), splat(d[i + 3])
+            oa, ob, oc, od = r * pitch, (r + 1) * pitch, (r + 2) * pitch, (r + 3) * pitch
+            for p in range(first, whole, WIDTH):
+                if r == 0:
+                    prefetch(data, y0 + p), prefetch(data, y1 + p), prefetch(data, y2 + p), prefetch(data, y3 + p)
+                s, t, u, v = load(data, x0 + p), load(data, x1 + p), load(data, x2 + p), load(data, x3 + p)
+                store(flat, oa + p, fma(a3, v, fma(a2, u, fma(a1, t, fma(a0, s, load(flat, oa + p))))))
+                store(flat, ob + p, fma(b3, v, fma(b2, u, fma(b1, t, fma(b0, s, load(flat, ob + p))))))
+                store(flat, oc + p, fma(c3, v, fma(c2, u, fma(c1, t, fma(c0, s, load(flat, oc + p))))))
+                store(flat, od + p, fma(d3, v, fma(d2, u, fma(d1, t, fma(d0, s, load(flat, od + p))))))
+    for i in range(n):
+        for p in range(first if i >= four else whole, stop):
+            value = widen(data[rows[i] + p])
+            for r in range(heads):
+                logits[r, p] += weights[r, i] * value
 
 
 @kernel()
-def spread(logits, page_tokens, length, out):  # type: ignore[no-untyped-def]
-    """Softmax of [R, P] logits over `length` tokens, mean over the heads; minus infinity behind the last page."""
+def spread(logits, group, page_tokens, length, out):  # type: ignore[no-untyped-def]
+    """Softmax of logits [R, P] over `length` tokens, mean over the first `group` heads; -inf behind the last page."""
     pages = (length + page_tokens - 1) // page_tokens
     out[pages:] = -np.inf
     if pages == 0:
         return
-    group, last = logits.shape[0], pages - 1
+    last = pages - 1
     out[:pages] = 0
     for r in range(group):
         top = max(peak(logits[r, :pages]), np.float32(-3.4028234663852886e38))

@@ -8,7 +8,7 @@ import torch
 
 from rocketkv.ops.kernel.cpu import bits, kernel, set_threads, table
 from rocketkv.ops.page_scores.cpu import BLOCK_PAGES, add_rows, most_pages, spread
-from rocketkv.ops.vector.cpu import widened
+from rocketkv.ops.vector.cpu import padded, widened
 from rocketkv.types import Float, Int, PageBounds, Tensor
 
 
@@ -33,7 +33,7 @@ def quest_scores(
 def _scores(q, data, upper, lower, pitch, page_tokens, lengths, scaling, out):  # type: ignore[no-untyped-def]
     heads, group, widest = q.shape[1], q.shape[2], out.shape[2]
     segments, blocks = q.shape[0] * heads, (widest + BLOCK_PAGES - 1) // BLOCK_PAGES
-    logits = np.empty((segments, group, widest), np.float32)
+    logits = np.empty((segments, padded(group), widest), np.float32)
     elements = np.zeros(segments * blocks, np.int64)
     for task in numba.prange(segments * blocks):
         s, block = task // blocks, task % blocks
@@ -46,7 +46,7 @@ def _scores(q, data, upper, lower, pitch, page_tokens, lengths, scaling, out):  
             elements[task] = rows.shape[0] * (stop - first)
     for s in numba.prange(segments):
         b, g = s // heads, s % heads
-        spread(logits[s], page_tokens[b], lengths[b, g], out[b, g])
+        spread(logits[s], group, page_tokens[b], lengths[b, g], out[b, g])
     return elements.sum()
 
 

@@ -1,4 +1,4 @@
-"""From page scores to tokens on a CPU: a threshold found digit by digit, then one pass in position order."""
+"""From page scores to tokens on a CPU: a threshold found bit by bit, then one pass in position order."""
 
 from __future__ import annotations
 
@@ -51,16 +51,25 @@ def best_tokens(scores, length, page_tokens, count, sink, local, out):  # type: 
     newest = length - min(local, count - sink)  # sinks come first, then the newest tokens
     forced = min(sink, length) + length - max(newest, min(sink, length))
     pages = (length + page_tokens - 1) // page_tokens
-    keys = np.empty(pages, np.uint32)
+    keys, free = np.empty(pages, np.int32), np.empty(pages, np.int64)
     for p in range(pages):
         keys[p] = _ordered(scores[p])
-    threshold, left = _threshold(keys, count - forced, length, page_tokens, sink, newest)
-    n = 0
+        free[p] = page_tokens
+    # Sinks and newest tokens are taken anyway; what competes is the rest of their pages.
+    for p in range(min((sink + page_tokens - 1) // page_tokens, pages)):
+        free[p] = _competing(p, page_tokens, sink, newest)
+    for p in range(newest // page_tokens, pages):
+        free[p] = _competing(p, page_tokens, sink, newest)
+    threshold, left = _threshold(keys, free, count - forced)
+    some = np.empty(pages + 1, np.int64)  # pages of which some tokens are taken
+    m = 0
     for p in range(pages):
-        start, stop = p * page_tokens, min((p + 1) * page_tokens, length)
-        if keys[p] < threshold and start >= sink and stop <= newest:
-            continue
-        for t in range(start, stop):
+        some[m] = p
+        m += int(keys[p] >= threshold) | int(p * page_tokens < sink) | int(min((p + 1) * page_tokens, length) > newest)
+    n = 0
+    for i in range(m):
+        p = some[i]
+        for t in range(p * page_tokens, min((p + 1) * page_tokens, length)):
             if not (t < sink or t >= newest or keys[p] > threshold):
                 if keys[p] < threshold or left == 0:
                     continue
@@ -71,41 +80,39 @@ def best_tokens(scores, length, page_tokens, count, sink, local, out):  # type: 
 
 
 @kernel(fast=False)
-def _ordered(score):  # type: ignore[no-untyped-def]
-    """An unsigned number that sorts as the float does; both zeros are one."""
-    pattern = np.float32(score).view(np.uint32)
-    if score == 0:
-        pattern = np.uint32(0)
-    if pattern & np.uint32(0x80000000):
-        return np.uint32(~pattern)
-    return np.uint32(pattern | np.uint32(0x80000000))
+def _competing(page, page_tokens, sink, newest):  # type: ignore[no-untyped-def]
+    """Tokens of a page behind the sinks and before the newest ones."""
+    return max(min((page + 1) * page_tokens, newest) - max(page * page_tokens, sink), 0)
 
 
 @kernel(fast=False)
-def _threshold(keys, wanted, length, page_tokens, sink, newest):  # type: ignore[no-untyped-def]
-    """The smallest key that is taken, and how many tokens of pages with that very key are; eleven bits at a time."""
+def _ordered(score):  # type: ignore[no-untyped-def]
+    """An int32 number that sorts as the float does; both zeros are one."""
+    pattern = np.float32(score + np.float32(0)).view(np.int32)  # minus zero plus zero is plus zero
+    return np.int32(pattern ^ ((pattern >> np.int32(31)) & np.int32(0x7FFFFFFF)))
+
+
+@kernel(fast=False)
+def _threshold(keys, free, wanted):  # type: ignore[no-untyped-def]
+    """The smallest key that is taken, and how many tokens of pages with that very key are; one bit at a time."""
     if wanted <= 0:
-        return np.int64(1) << 32, 0
-    found, known = np.int64(0), np.int64(0)
-    tokens = np.empty(2048, np.int64)
-    for shift in (21, 10, 0):
-        digit = 2047 if shift else 1023
-        tokens[:] = 0
-        top = 0
-        for p in range(keys.shape[0]):
-            key = np.int64(keys[p])
-            if key & known != found:
-                continue
-            # Sinks and newest tokens are taken anyway; what competes is the rest of the page.
-            free = min((p + 1) * page_tokens, newest) - max(p * page_tokens, sink)
-            if free > 0:
-                place = (key >> shift) & digit
-                tokens[place] += free
-                if place > top:
-                    top = int(place)
-        while top > 0 and tokens[top] < wanted:
-            wanted -= tokens[top]
-            top -= 1
-        found |= np.int64(top) << shift
-        known |= np.int64(digit) << shift
-    return found, wanted
+        return np.int64(1) << 32, np.int64(0)
+    least = np.int64(-(1 << 31))
+    for bit in range(31, -1, -1):
+        higher = least + (np.int64(1) << bit)
+        tokens = _tokens_from(keys, free, np.int32(higher))
+        if tokens >= wanted:
+            least = higher
+        if tokens == wanted:
+            break
+    above = _tokens_from(keys, free, np.int32(least + 1)) if least < 0x7FFFFFFF else 0
+    return least, wanted - above
+
+
+@kernel(fast=False)
+def _tokens_from(keys, free, key):  # type: ignore[no-untyped-def]
+    """Free tokens of the pages whose key is at least `key`."""
+    tokens = 0
+    for p in range(keys.shape[0]):
+        tokens += free[p] * (keys[p] >= key)
+    return tokens

@@ -15,9 +15,12 @@ from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
 from rocketkv.ops.kernel.cpu import kernel
+from rocketkv.ops.lanes.cpu import WIDTH, fma, larger, largest, load, splat, store, total, zeros
 
-AHEAD = 4
+AHEAD = 8
 """Rows fetched ahead of use: enough to hide a cache miss, few enough to stay in the nearest cache."""
+TILE_TOKENS = 32
+"""Rows of values that are summed together: they stay in the nearest cache while each part of them is gone over."""
 
 
 def widen(x: Any) -> Any:
@@ -87,40 +90,77 @@ def exp32(x):  # type: ignore[no-untyped-def]
 
 
 @kernel()
-def dots(q, x, start, width, out, at):  # type: ignore[no-untyped-def]
-    """out[r, at] = q[r] . x[start : start + width] for every row r of q."""
-    heads = q.shape[0]
-    # A slice, because an index that might be negative keeps a loop from vector registers.
-    row = x[start : start + width]
-    r = 0
-    while r + 4 <= heads:
-        q0, q1, q2, q3 = q[r], q[r + 1], q[r + 2], q[r + 3]
-        a = b = c = d = np.float32(0)
-        for i in range(width):
-            v = widen(row[i])
-            a += q0[i] * v
-            b += q1[i] * v
-            c += q2[i] * v
-            d += q3[i] * v
-        out[r, at], out[r + 1, at], out[r + 2, at], out[r + 3, at] = a, b, c, d
-        r += 4
-    while r < heads:
-        q0 = q[r]
-        a = np.float32(0)
-        for i in range(width):
-            a += q0[i] * widen(row[i])
-        out[r, at] = a
-        r += 1
+def dots4(q, first, head_dim, x, start, slots, out, later, later_width):  # type: ignore[no-untyped-def]
+    """out[first + r, i] = q[first + r] . row slots[i] of a segment of x, for four query heads and two tokens at a time.
+
+    q holds rows [R, D] one after the other, x rows of D stored numbers; the segment begins at row `start`. The same
+    rows of `later` are fetched meanwhile, as they are wanted next.
+    """
+    n, whole = slots.shape[0], head_dim - head_dim % WIDTH
+    q0, q1, q2, q3 = first * head_dim, (first + 1) * head_dim, (first + 2) * head_dim, (first + 3) * head_dim
+    for i in range(0, n, 2):
+        j = min(i + 1, n - 1)
+        left, right = (start + slots[i]) * head_dim, (start + slots[j]) * head_dim
+        if first == 0:
+            for k in range(i + AHEAD, min(i + AHEAD + 2, n)):
+                fetch_row(x, (start + slots[k]) * head_dim, head_dim)
+            fetch_row(later, (start + slots[i]) * later_width, later_width)
+            fetch_row(later, (start + slots[j]) * later_width, later_width)
+        a0, a1, a2, a3 = zeros(), zeros(), zeros(), zeros()
+        b0, b1, b2, b3 = zeros(), zeros(), zeros(), zeros()
+        for d in range(0, whole, WIDTH):
+            a, b = load(x, left + d), load(x, right + d)
+            h0, h1, h2, h3 = load(q, q0 + d), load(q, q1 + d), load(q, q2 + d), load(q, q3 + d)
+            a0, a1, a2, a3 = fma(h0, a, a0), fma(h1, a, a1), fma(h2, a, a2), fma(h3, a, a3)
+            b0, b1, b2, b3 = fma(h0, b, b0), fma(h1, b, b1), fma(h2, b, b2), fma(h3, b, b3)
+        out[first, i], out[first + 1, i], out[first + 2, i], out[first + 3, i] = (
+            total(a0), total(a1), total(a2), total(a3))  # fmt: skip
+        out[first, j], out[first + 1, j], out[first + 2, j], out[first + 3, j] = (
+            total(b0), total(b1), total(b2), total(b3))  # fmt: skip
+        for d in range(whole, head_dim):
+            a, b = widen(x[left + d]), widen(x[right + d])
+            for r in range(4):
+                out[first + r, i] += q[(first + r) * head_dim + d] * a
+                if j > i:
+                    out[first + r, j] += q[(first + r) * head_dim + d] * b
 
 
 @kernel()
-def add4(out, w0, w1, w2, w3, x, s0, s1, s2, s3):  # type: ignore[no-untyped-def]
-    """out += w0 x[s0:] + w1 x[s1:] + w2 x[s2:] + w3 x[s3:], as many elements as `out` has."""
-    n = out.shape[0]
-    x0, x1, x2, x3 = x[s0 : s0 + n], x[s1 : s1 + n], x[s2 : s2 + n], x[s3 : s3 + n]
-    for i in range(n):
-        left = w0 * widen(x0[i]) + w1 * widen(x1[i])
-        out[i] += left + (w2 * widen(x2[i]) + w3 * widen(x3[i]))
+def add4(weights, first, x, start, width, slots, out):  # type: ignore[no-untyped-def]
+    """out[first + r] += sum over i of weights[first + r, i] times row slots[i] of a segment of x, for four query heads.
+
+    x holds rows of `width` stored numbers, the segment begins at row `start`; a tile of tokens is gone over once for
+    every two registers of its rows, while the rows of the next tile are fetched.
+    """
+    n, pairs, whole = slots.shape[0], width - width % (2 * WIDTH), width - width % WIDTH
+    flat, pitch = out.reshape(-1), out.shape[1]
+    o0, o1, o2, o3 = first * pitch, (first + 1) * pitch, (first + 2) * pitch, (first + 3) * pitch
+    w0, w1, w2, w3 = weights[first], weights[first + 1], weights[first + 2], weights[first + 3]
+    for tile in range(0, n, TILE_TOKENS):
+        stop = min(n, tile + TILE_TOKENS)
+        for d in range(0, pairs, 2 * WIDTH):
+            e = d + WIDTH
+            a0, a1, a2, a3 = load(flat, o0 + d), load(flat, o1 + d), load(flat, o2 + d), load(flat, o3 + d)
+            b0, b1, b2, b3 = load(flat, o0 + e), load(flat, o1 + e), load(flat, o2 + e), load(flat, o3 + e)
+            for i in range(tile, stop):
+                row = (start + slots[i]) * width
+                a, b = load(x, row + d), load(x, row + e)
+                h0, h1, h2, h3 = splat(w0[i]), splat(w1[i]), splat(w2[i]), splat(w3[i])
+                a0, a1, a2, a3 = fma(h0, a, a0), fma(h1, a, a1), fma(h2, a, a2), fma(h3, a, a3)
+                b0, b1, b2, b3 = fma(h0, b, b0), fma(h1, b, b1), fma(h2, b, b2), fma(h3, b, b3)
+            store(flat, o0 + d, a0), store(flat, o1 + d, a1), store(flat, o2 + d, a2), store(flat, o3 + d, a3)
+            store(flat, o0 + e, b0), store(flat, o1 + e, b1), store(flat, o2 + e, b2), store(flat, o3 + e, b3)
+        for d in range(pairs, whole, WIDTH):
+            a0, a1, a2, a3 = load(flat, o0 + d), load(flat, o1 + d), load(flat, o2 + d), load(flat, o3 + d)
+            for i in range(tile, stop):
+                a = load(x, (start + slots[i]) * width + d)
+                a0, a1, a2, a3 = fma(splat(w0[i]), a, a0), fma(splat(w1[i]), a, a1), fma(splat(w2[i]), a, a2), fma(splat(w3[i]), a, a3)
+            store(flat, o0 + d, a0), store(flat, o1 + d, a1), store(flat, o2 + d, a2), store(flat, o3 + d, a3)
+        for d in range(whole, width):
+            for i in range(tile, stop):
+                a = widen(x[(start + slots[i]) * width + d])
+                for r in range(4):
+                    out[first + r, d] += weights[first + r, i] * a
 
 
 @kernel()
@@ -134,11 +174,15 @@ def add1(out, w, x, start):  # type: ignore[no-untyped-def]
 
 @kernel()
 def peak(x):  # type: ignore[no-untyped-def]
-    """The largest element; minus infinity of none."""
-    best = np.float32(-np.inf)
-    for i in range(x.shape[0]):
-        best = max(best, x[i])
-    return best
+    """The largest element of a contiguous array; minus infinity of none. NaN are passed over."""
+    n = x.shape[0]
+    best, whole = splat(np.float32(-np.inf)), n - n % WIDTH
+    for i in range(0, whole, WIDTH):
+        best = larger(load(x, i), best)
+    top = largest(best)
+    for i in range(whole, n):
+        top = max(top, x[i])
+    return top
 
 
 @kernel()
@@ -152,9 +196,15 @@ def exponentials(x, top):  # type: ignore[no-untyped-def]
 
 
 @kernel()
+def padded(rows):  # type: ignore[no-untyped-def]
+    """The next multiple of four: query heads are worked on four at a time."""
+    return (rows + 3) // 4 * 4
+
+
+@kernel()
 def widened(rows):  # type: ignore[no-untyped-def]
-    """Stored rows [R, D] as float32."""
-    out = np.empty(rows.shape, np.float32)
+    """Stored query rows [R, D] as float32, with rows of zeros behind them to a multiple of four."""
+    out = np.zeros((padded(rows.shape[0]), rows.shape[1]), np.float32)
     for r in range(rows.shape[0]):
         for i in range(rows.shape[1]):
             out[r, i] = widen(rows[r, i])
