@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from rocketkv.ops.kernel.cpu import bits, kernel, set_threads, table
-from rocketkv.ops.vector.cpu import add1, add4, dots4, exponentials, padded, peak, widened
+from rocketkv.ops.vector.cpu import AHEAD, add1, add4, dots4, exponentials, fetch_row, padded, peak, widened
 from rocketkv.types import Float, Int, RaggedKV, Tensor
 
 BLOCK_TOKENS = 512
@@ -61,6 +61,8 @@ def attend_block(q, keys, values, start, slots, scaling, group, part):  # type: 
     n, width = slots.shape[0], values.shape[1]
     flat_q, flat_keys, flat_values = q.reshape(-1), keys.reshape(-1), values.reshape(-1)
     weights = np.empty((rows, n), np.float32)
+    for i in range(min(AHEAD, n)):
+        fetch_row(flat_keys, (start + slots[i]) * head_dim, head_dim)
     for r in range(0, rows, 4):
         dots4(flat_q, r, head_dim, flat_keys, start, slots, weights, flat_values, width)
     for r in range(group):

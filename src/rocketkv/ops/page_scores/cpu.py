@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from rocketkv.ops.kernel.cpu import bits, kernel, set_threads, table
-from rocketkv.ops.lanes.cpu import WIDTH, fma, load, splat, store
+from rocketkv.ops.lanes.cpu import WIDTH, fma, load, splat, store, zeros
 from rocketkv.ops.vector.cpu import add1, exponentials, padded, peak, prefetch, widen, widened
 from rocketkv.types import Float, Int, PageBounds, Tensor
 
@@ -144,11 +144,39 @@ def add_rows(data, rows, weights, first, stop, logits):  # type: ignore[no-untyp
                 store(flat, ob + p, fma(b3, v, fma(b2, u, fma(b1, t, fma(b0, s, load(flat, ob + p))))))
                 store(flat, oc + p, fma(c3, v, fma(c2, u, fma(c1, t, fma(c0, s, load(flat, oc + p))))))
                 store(flat, od + p, fma(d3, v, fma(d2, u, fma(d1, t, fma(d0, s, load(flat, od + p))))))
-    for i in range(n):
-        for p in range(first if i >= four else whole, stop):
-            value = widen(data[rows[i] + p])
-            for r in range(heads):
-                logits[r, p] += weights[r, i] * value
+    for i in range(four, n):
+        for r in range(0, heads, 4):
+            a, b, c, d = splat(weights[r, i]), splat(weights[r + 1, i]), splat(weights[r + 2, i]), splat(weights[r + 3, i])
+            oa, ob, oc, od = r * pitch, (r + 1) * pitch, (r + 2) * pitch, (r + 3) * pitch
+            for p in range(first, whole, WIDTH):
+                s = load(data, rows[i] + p)
+                store(flat, oa + p, fma(a, s, load(flat, oa + p)))
+                store(flat, ob + p, fma(b, s, load(flat, ob + p)))
+                store(flat, oc + p, fma(c, s, load(flat, oc + p)))
+                store(flat, od + p, fma(d, s, load(flat, od + p)))
+    if whole < stop:
+        _add_last(data, rows, weights, first, stop, logits)
+
+
+@kernel()
+def _add_last(data, rows, weights, first, stop, logits):  # type: ignore[no-untyped-def]
+    """The same for pages behind the last full register: of the last WIDTH pages, or one by one where there are less."""
+    flat, pitch, n = logits.reshape(-1), logits.shape[1], weights.shape[1]
+    p = stop - WIDTH
+    for r in range(0, weights.shape[0], 4):
+        if p >= first:
+            a, b, c, d = zeros(), zeros(), zeros(), zeros()
+            for i in range(n):
+                s = load(data, rows[i] + p)
+                a, b = fma(splat(weights[r, i]), s, a), fma(splat(weights[r + 1, i]), s, b)
+                c, d = fma(splat(weights[r + 2, i]), s, c), fma(splat(weights[r + 3, i]), s, d)
+            store(flat, r * pitch + p, a), store(flat, (r + 1) * pitch + p, b)
+            store(flat, (r + 2) * pitch + p, c), store(flat, (r + 3) * pitch + p, d)
+        else:
+            for k in range(r, r + 4):
+                for t in range(first, stop):
+                    for i in range(n):
+                        logits[k, t] += weights[k, i] * widen(data[rows[i] + t])
 
 
 @kernel()
