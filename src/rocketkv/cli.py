@@ -11,6 +11,11 @@ from rocketkv.commands import COMMANDS
 from rocketkv.commands.errors import BAD_INPUT, INTERRUPTED, PIPE_CLOSED, USER_ERRORS, one_line
 from rocketkv.commands.parser import Parser
 
+ENVIRONMENT = {"GOMP_SPINCOUNT": "20000", "THP_MEM_ALLOC_ENABLE": "1"}
+"""Set unless the user has, before PyTorch is loaded: how long a thread that has finished its part of a kernel waits
+busily (GNU OpenMP's own 20 ms stall every step whenever another program wants a core), and memory in large pages, which
+rows read here and there find faster. docs/performance.md has the figures."""
+
 
 def build_parser() -> Parser:
     """The parser of all commands. Nothing heavy is imported for it."""
@@ -26,6 +31,8 @@ def build_parser() -> Parser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0, 2 for bad input, 130 when interrupted. A bug raises."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     try:
         args = build_parser().parse_args(argv)
         args.run(args)

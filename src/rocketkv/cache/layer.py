@@ -142,7 +142,11 @@ class LayerCache:
             self._become_ragged()
 
     def whole_step(
-        self, q: Float[Tensor, "B G R 1 D"], keys: Float[Tensor, "B G 1 D"], values: Float[Tensor, "B G 1 Dv"], scaling: float
+        self,
+        q: Float[Tensor, "B G R 1 D"],
+        keys: Float[Tensor, "B G 1 D"],
+        values: Float[Tensor, "B G 1 Dv"],
+        scaling: float,
     ) -> Float[Tensor, "B G R 1 Dv"] | None:
         """Take one generated token per row and attend, in one call; None, with nothing done, where more is due."""
         if self.ragged is None or self.observer is not None:

@@ -73,6 +73,7 @@ class RaggedLayer:
                     self._set_layout(row, rule.planned_tokens)
         self._quiet_steps = 0
         self._fused: tuple[Tensor, Whole | None] | None = None
+        self._fusible = True
         self.lay_out()
         if progress is not None:
             self._quiet_steps, self.layouts = progress.quiet_steps, progress.layouts

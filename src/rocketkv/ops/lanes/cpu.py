@@ -33,7 +33,7 @@ FLOATS, WORDS = ir.VectorType(ir.FloatType(), WIDTH), ir.VectorType(ir.IntType(3
 
 
 @register_model(Lanes)
-class _LanesModel(models.PrimitiveModel):  # type: ignore[misc]
+class _LanesModel(models.PrimitiveModel):
     def __init__(self, manager: Any, kind: Any) -> None:
         super().__init__(manager, kind, FLOATS)
 
@@ -67,7 +67,7 @@ def load(typing_context: Any, array: Any, index: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kind = signature.args[0]
         stored = FLOATS if kind.dtype == types.float32 else ir.VectorType(ir.IntType(16), WIDTH)
-        value = builder.load(_place(context, builder, kind, *arguments, stored))
+        value = builder.load(_place(context, builder, kind, arguments[0], arguments[1], stored))
         value.align = kind.dtype.bitwidth // 8
         if kind.dtype == types.float32:
             return value

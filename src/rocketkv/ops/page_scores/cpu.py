@@ -128,7 +128,12 @@ def add_rows(data, rows, weights, first, stop, logits):  # type: ignore[no-untyp
     flat, pitch, four, whole = logits.reshape(-1), logits.shape[1], n - n % 4, stop - (stop - first) % WIDTH
     for i in range(0, four, 4):
         x0, x1, x2, x3 = rows[i], rows[i + 1], rows[i + 2], rows[i + 3]
-        y0, y1, y2, y3 = rows[min(i + 4, n - 1)], rows[min(i + 5, n - 1)], rows[min(i + 6, n - 1)], rows[min(i + 7, n - 1)]
+        y0, y1, y2, y3 = (
+            rows[min(i + 4, n - 1)],
+            rows[min(i + 5, n - 1)],
+            rows[min(i + 6, n - 1)],
+            rows[min(i + 7, n - 1)],
+        )
         for r in range(0, heads, 4):
             a, b, c, d = weights[r], weights[r + 1], weights[r + 2], weights[r + 3]
             a0, a1, a2, a3 = splat(a[i]), splat(a[i + 1]), splat(a[i + 2]), splat(a[i + 3])
@@ -146,7 +151,12 @@ def add_rows(data, rows, weights, first, stop, logits):  # type: ignore[no-untyp
                 store(flat, od + p, fma(d3, v, fma(d2, u, fma(d1, t, fma(d0, s, load(flat, od + p))))))
     for i in range(four, n):
         for r in range(0, heads, 4):
-            a, b, c, d = splat(weights[r, i]), splat(weights[r + 1, i]), splat(weights[r + 2, i]), splat(weights[r + 3, i])
+            a, b, c, d = (
+                splat(weights[r, i]),
+                splat(weights[r + 1, i]),
+                splat(weights[r + 2, i]),
+                splat(weights[r + 3, i]),
+            )
             oa, ob, oc, od = r * pitch, (r + 1) * pitch, (r + 2) * pitch, (r + 3) * pitch
             for p in range(first, whole, WIDTH):
                 s = load(data, rows[i] + p)

@@ -154,7 +154,12 @@ def add4(weights, first, x, start, width, slots, out):  # type: ignore[no-untype
             a0, a1, a2, a3 = load(flat, o0 + d), load(flat, o1 + d), load(flat, o2 + d), load(flat, o3 + d)
             for i in range(tile, stop):
                 a = load(x, (start + slots[i]) * width + d)
-                a0, a1, a2, a3 = fma(splat(w0[i]), a, a0), fma(splat(w1[i]), a, a1), fma(splat(w2[i]), a, a2), fma(splat(w3[i]), a, a3)
+                a0, a1, a2, a3 = (
+                    fma(splat(w0[i]), a, a0),
+                    fma(splat(w1[i]), a, a1),
+                    fma(splat(w2[i]), a, a2),
+                    fma(splat(w3[i]), a, a3),
+                )
             store(flat, o0 + d, a0), store(flat, o1 + d, a1), store(flat, o2 + d, a2), store(flat, o3 + d, a3)
         for d in range(whole, width):
             for i in range(tile, stop):
