@@ -61,10 +61,10 @@ def test_decode_of_a_model(cli, folder: Path, monkeypatch: pytest.MonkeyPatch) -
     gguf = Path("model.gguf")
     gguf.touch()
     result = cli("bench", "decode", *QUICK, "--model", folder, "--contexts", 200, "--policies", "full,rocketkv,quest",
-                 "--weights", "float,int8", "--gguf", gguf, "--json")  # fmt: skip
+                 "--weights", "float,streamed,int8", "--gguf", gguf, "--json")  # fmt: skip
     assert result.code == 0, result.err
     records = json.loads(result.out)
-    assert len(records) == 2 * (1 + 1 + 2) + 1
+    assert len(records) == 3 * (1 + 1 + 2) + 1
     assert {record["baseline"] for record in records[:-1]} == {"float weights, Full-KV, transformers' cache and SDPA"}
     assert "llama_cpp is not installed" in next(r["skipped"] for r in records if r["row"].startswith("llama.cpp"))
     compressed = {r["row"]: r["settings"]["cache_bytes"] for r in records if "cache_bytes" in r["settings"]}
@@ -97,7 +97,7 @@ def test_plots_come_from_records(cli, folder: Path) -> None:
         (("attend", "--dtypes", "float8"), "choose from float32"),
         (("attend", "--selectors", "snapkv"), "choose from hsa"),
         (("attend", "--backend", "gpu"), "unknown backend"),
-        (("decode", "--weights", "int4"), "choose from float, int8"),
+        (("decode", "--weights", "int4"), "choose from float, streamed, int8"),
         (("decode", "--gguf", "none.gguf"), "no such file"),
         (("decode", "--policies", "rocket"), "did you mean"),
         (("plot", "--record", "none.jsonl"), "no such file"),

@@ -5,7 +5,7 @@ import torch
 
 from support import backends
 
-ANY_BACKEND = ("test_dispatch", "test_kernels", "test_int8", "test_triton")
+ANY_BACKEND = ("test_dispatch", "test_kernels", "test_linear", "test_triton")
 """Modules that name their backends themselves."""
 
 

@@ -26,7 +26,7 @@ DENSE_BUDGET = 16
 
 @dataclass(frozen=True)
 class Variant:
-    """A model in one dtype, its weights as floats or int8."""
+    """A model in one dtype, its weights held in one of the ways of `hf.weights`."""
 
     model: Any
     name: str

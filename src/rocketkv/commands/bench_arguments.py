@@ -30,7 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         kind.add_argument("--model", default="smollm2", metavar="M", help="as for generate (default %(default)s)")
         kind.add_argument("--policies", type=names, default=["rocketkv"], metavar="P,P", help="(default rocketkv)")
         kind.add_argument(
-            "--weights", type=_known(WEIGHTS), default=["float"], metavar="W,W", help="float, int8 (default float)"
+            "--weights",
+            type=_known(WEIGHTS),
+            default=["float"],
+            metavar="W,W",
+            help="float, streamed, int8 (default float)",
         )
     for kind, contexts, budgets in (
         (attend, [32 << 10, 128 << 10], [256, 1024]), (decode, [4 << 10], [256]), (prefill, [4 << 10], [256])

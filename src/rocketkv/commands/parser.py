@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from rocketkv.commands.errors import BAD_INPUT
 
 DTYPES = ("float32", "bfloat16", "float16")
-WEIGHTS = ("float", "int8")
+WEIGHTS = ("float", "streamed", "int8")
 DEFAULT_BUDGET_TOKENS = 256
 
 
@@ -89,7 +89,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--dtype", choices=DTYPES, default="float32", help="of weights and cache (default %(default)s)")
     group.add_argument(
         "--weights", choices=WEIGHTS, default="float",
-        help="int8: linear layers and embedding as 8-bit integers (default: floats of --dtype)",
+        help="streamed: floats of --dtype, read by our CPU kernel; int8: 8-bit integers (default: float, PyTorch's)",
     )  # fmt: skip
     group.add_argument("--threads", type=whole(1), metavar="N", help="CPU threads (default: PyTorch's choice)")
     group.add_argument(

@@ -15,7 +15,7 @@ from rocketkv.hf import importing, known
 from rocketkv.hf.bars import no_bars
 from rocketkv.hf.errors import ModelError
 from rocketkv.hf.gguf_header import MAGIC
-from rocketkv.hf.weights import check_weights, quantise_weights
+from rocketkv.hf.weights import check_weights, hold_weights
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 
@@ -32,15 +32,16 @@ def load_model(
 
     `spec` is a folder with config.json and weights, a GGUF file (imported at its first use), a hub id of the
     form owner/name, or a name in KNOWN_MODELS. `attn` is the attention implementation in transformers' words,
-    its own choice if None. With `weights="int8"` linear layers and embedding are held as 8-bit integers
-    (`hf.weights`), while activations and cache keep `dtype`. Raises ModelError, in one line with the way out,
+    its own choice if None. With `weights="streamed"` few rows read the same weights by our kernel,
+    at the memory's rate on a CPU; with "int8" linear layers and embedding are held as 8-bit integers, while
+    activations and cache keep `dtype` (`hf.weights`). Raises ModelError, in one line with the way out,
     if there is no such model, if its files are missing, damaged or incomplete, or if transformers does not know
     its architecture.
     """
     check_weights(weights)
     path = _local_path(spec, progress)
     model, tokenizer = _from_pretrained(str(path or spec), path is not None, dtype, attn)
-    return quantise_weights(model) if weights == "int8" else model, tokenizer
+    return hold_weights(model, weights), tokenizer
 
 
 def hub_is_out_of_reach() -> bool:

@@ -13,7 +13,7 @@ from rocketkv.budget import MIN_BUDGET_TOKENS
 from rocketkv.cache.layer import LayerCache
 from rocketkv.cache.observer import Read
 from rocketkv.hf.shape import ModelShape, shape_of
-from rocketkv.hf.weights import Int8Linear
+from rocketkv.hf.weights import StreamedLinear
 from rocketkv.policies.base import Policy
 from rocketkv.policies.full import FullKV
 from rocketkv.types import Tensor
@@ -79,9 +79,9 @@ def _look_on(cache: LayerCache, q: Tensor, scaling: float, reads: list[Read]) ->
 
 
 def _warm_weights(model: Any) -> None:
-    """Every size of linear layer with 8-bit weights, on one token."""
+    """Every size of linear layer that a kernel of ours reads, on one token."""
     seen: set[tuple[int, int]] = set()
     for layer in model.modules():
-        if isinstance(layer, Int8Linear) and (size := (layer.in_features, layer.out_features)) not in seen:
+        if isinstance(layer, StreamedLinear) and (size := (layer.in_features, layer.out_features)) not in seen:
             seen.add(size)
             layer(torch.zeros(1, layer.in_features, dtype=model.dtype))

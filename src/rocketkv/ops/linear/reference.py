@@ -1,4 +1,4 @@
-"""A linear layer whose weights are 8-bit integers with one scale per output."""
+"""A linear layer whose weights are stored as floats, or as 8-bit integers with one scale per output."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ def quantise_rows(weights: Float[Tensor, "O I"]) -> tuple[Int[Tensor, "O I"], Fl
     return integers.to(torch.int8), scales
 
 
-def int8_linear(
+def linear(
     x: Float[Tensor, "*n I"],
-    weights: Int[Tensor, "O I"],
-    scales: Float[Tensor, "O"],
+    weights: Float[Tensor, "O I"] | Int[Tensor, "O I"],
+    scales: Float[Tensor, "O"] | None = None,
     bias: Float[Tensor, "O"] | None = None,
 ) -> Float[Tensor, "*n O"]:
-    """x W^T + bias for W = integers times scales, in x's dtype, accumulated in float32 or better.
+    """x W^T + bias in x's dtype, accumulated in float32 or better. With `scales`, W is integers times scales.
 
     Activations are not quantised.
     """
     dtype = torch.promote_types(x.dtype, torch.float32)
-    out = (x.to(dtype) @ weights.to(dtype).T) * scales.to(dtype)
+    out = x.to(dtype) @ weights.to(dtype).T
+    if scales is not None:
+        out = out * scales.to(dtype)
     return (out if bias is None else out + bias.to(dtype)).to(x.dtype)
