@@ -72,7 +72,7 @@ class RaggedLayer:
                 if rule.planned_tokens:
                     self._set_layout(row, rule.planned_tokens)
         self._quiet_steps = 0
-        self._fused: tuple[Tensor, Whole | None] | None = None
+        self._fused: tuple[Tensor, Whole] | None = None
         self._fusible = True
         self.lay_out()
         if progress is not None:
@@ -111,6 +111,7 @@ class RaggedLayer:
         """
         event = self._quiet_steps == 0
         self._quiet_steps -= 1
+        self._fused = None  # it counts in the lengths that are replaced here
         if event:
             self._make_room()
         append(self.kv, keys, values, row_tokens, self.backend)
@@ -133,12 +134,12 @@ class RaggedLayer:
             return None
         if self._fused is None or self._fused[0] is not self.kv.lengths:
             step = self._make_whole_step(scaling)
-            self._fused, self._fusible = (self.kv.lengths, step), step is not None
-        step = self._fused[1]
-        if step is None:
-            return None
+            if step is None:
+                self._fused, self._fusible = None, False
+                return None
+            self._fused = self.kv.lengths, step
         self._quiet_steps -= 1
-        return step(q, keys, values)
+        return self._fused[1](q, keys, values)
 
     def _make_whole_step(self, scaling: float) -> Whole | None:
         group, candidates = self.groups[0], self.candidates
