@@ -4,12 +4,13 @@ import pytest
 
 from rocketkv.evals.registry import make_task
 from rocketkv.evals.tasks.haystack import NOISE, load_haystack, split_sentences
-from rocketkv.evals.tasks.niah import planted
+from rocketkv.evals.tasks.niah import WORDINGS, planted
 from support.byte_model import byte_tokenizer
 
 
-def test_the_needle_lies_at_its_depth():
-    task = make_task("niah", depths=5)
+@pytest.mark.parametrize("wording", WORDINGS)
+def test_the_needle_lies_at_its_depth(wording):
+    task = make_task("niah", depths=5, wording=wording)
     made = list(task.examples(byte_tokenizer(), max_tokens=6000, n=10))
     assert [example.meta["depth"] for example in made] == [0, 0.25, 0.5, 0.75, 1] * 2
     for example in made:
@@ -19,6 +20,12 @@ def test_the_needle_lies_at_its_depth():
         place = text.index(needle) / (len(text) - len(needle))
         assert place == pytest.approx(example.meta["depth"], abs=0.05)
         assert len(example.references[0]) == 7
+        assert example.references[0] in needle and example.references[0] not in example.question + example.answer_prefix
+
+
+def test_an_unknown_wording_is_refused():
+    with pytest.raises(ValueError, match="choose magic or passkey"):
+        make_task("niah", wording="password")
 
 
 def test_one_depth_is_the_middle():

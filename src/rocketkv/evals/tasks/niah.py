@@ -1,6 +1,7 @@
-"""Needle in a haystack: a 7-digit pass key at a given depth of a text of a given length.
+"""Needle in a haystack: a 7-digit number at a given depth of a text of a given length.
 
-Wording: the passkey task (Mohtashami and Jaggi, 2023, arXiv:2305.16300); the grid of lengths and depths: Kamradt, 2023.
+Wordings: RULER's single needle (Hsieh et al., 2024, arXiv:2404.06654), which small models understand too, or the
+passkey task (Mohtashami and Jaggi, 2023, arXiv:2305.16300); the grid of lengths and depths: Kamradt, 2023.
 """
 
 from __future__ import annotations
@@ -16,33 +17,60 @@ from rocketkv.evals.tasks.fitting import count_tokens, largest_size, room_for_pr
 from rocketkv.evals.tasks.haystack import load_haystack
 from rocketkv.evals.tasks.match import string_match_all, without_separators
 
-OPENING = (
-    "There is an important info hidden inside a lot of irrelevant text. Find it and memorize it. "
-    "I will quiz you about the important information there.\n\n"
-)
-QUESTION = "\n\nWhat is the pass key?"
-PREFIX = " The pass key is"
+
+@dataclass(frozen=True)
+class Wording:
+    """How the text is announced, the number hidden in it ({number}), and asked for."""
+
+    opening: str
+    needle: str
+    question: str
+    prefix: str
+
+
+KEY = "lantern"
+WORDINGS = {
+    "magic": Wording(
+        "Some special magic numbers are hidden within the following text. Make sure to memorize it. "
+        "I will quiz you about the numbers afterwards.\n\n",
+        f"One of the special magic numbers for {KEY} is: {{number}}.",
+        f"\n\nWhat is the special magic number for {KEY} mentioned in the provided text?",
+        f" The special magic number for {KEY} mentioned in the provided text is",
+    ),
+    "passkey": Wording(
+        "There is an important info hidden inside a lot of irrelevant text. Find it and memorize it. "
+        "I will quiz you about the important information there.\n\n",
+        "The pass key is {number}. Remember it. {number} is the pass key.",
+        "\n\nWhat is the pass key?",
+        " The pass key is",
+    ),
+}
 NEW_TOKENS = 16
 
 
 @dataclass(frozen=True)
 class Needle(Task):
-    """Find the pass key. Example i lies at depth i modulo `depths`, so that n = depths x repeats fills the grid evenly.
+    """Find a 7-digit number. Example i lies at depth i modulo `depths`: n = depths x repeats fills the grid evenly.
 
     depths: how many, evenly from 0 (before the text) to 1 (behind it); a single one lies at 0.5.
     haystack: "noise", "pydoc", or the path of a text file or folder.
     chat: with the chat template; if None, where the tokenizer has one.
+    wording: "magic" (RULER's words) or "passkey".
     """
 
     depths: int = 10
     haystack: str = "pydoc"
     chat: bool | None = None
+    wording: str = "magic"
 
     load_haystack = staticmethod(str)
+    load_wording = staticmethod(str)
 
     def __post_init__(self) -> None:
         if self.depths < 1:
             raise ValueError(f"depths={self.depths} is below 1: give the number of depths")
+        if self.wording not in WORDINGS:
+            raise ValueError(f"wording={self.wording!r} is unknown: choose {' or '.join(WORDINGS)}")
 
     @property
     def name(self) -> str:
@@ -61,30 +89,32 @@ class Needle(Task):
             yield self._example(tokenizer, room, max_tokens, seed, index, chat)
 
     def score(self, prediction: str, example: Example) -> float:
-        """1 if the pass key occurs; commas between digits do not count."""
+        """1 if the number occurs; commas between digits do not count."""
         return string_match_all(without_separators(prediction), example.references)
 
     def _example(self, tokenizer: Any, room_tokens: int, max_tokens: int, seed: int, index: int, chat: bool) -> Example:
         draw = random.Random(f"niah/{seed}/{index}")
         number = str(draw.randint(1_000_000, 9_999_999))
-        needle = f"The pass key is {number}. Remember it. {number} is the pass key."
+        words = WORDINGS[self.wording]
+        needle = words.needle.format(number=number)
         source = load_haystack(self.haystack).sentences_from(draw)
         taken: list[str] = []
 
         def context(size: int) -> str:
             taken.extend(itertools.islice(source, max(0, size - len(taken))))
-            return OPENING + planted(taken[:size], needle, self.depth(index))
+            return words.opening + planted(taken[:size], needle, self.depth(index))
 
         def tokens_of(size: int) -> int:
-            return count_tokens(tokenizer, context(size) + QUESTION + PREFIX)
+            return count_tokens(tokenizer, context(size) + words.question + words.prefix)
 
         text = context(largest_size(tokens_of, step=1, limit_tokens=room_tokens))
         meta = {
             "task": self.name, "length_tokens": max_tokens, "seed": seed, "index": index, "depth": self.depth(index),
-            "haystack": self.haystack, "needles": [needle],
+            "haystack": self.haystack, "wording": self.wording, "needles": [needle],
         }  # fmt: skip
-        name = f"{self.name}-{max_tokens}-{seed}-{self.haystack}-{self.depths}-{index}{'-chat' if chat else ''}"
-        return Example(name, text, QUESTION, PREFIX, (number,), NEW_TOKENS, chat, meta)
+        kind = f"{self.wording}-{self.haystack}-{self.depths}"
+        name = f"{self.name}-{max_tokens}-{seed}-{kind}-{index}{'-chat' if chat else ''}"
+        return Example(name, text, words.question, words.prefix, (number,), NEW_TOKENS, chat, meta)
 
 
 def planted(sentences: list[str], needle: str, depth: float) -> str:
