@@ -13,8 +13,8 @@ from rocketkv.commands.parser import Parser
 
 ENVIRONMENT = {"GOMP_SPINCOUNT": "20000", "THP_MEM_ALLOC_ENABLE": "1"}
 """Set unless the user has, before PyTorch is loaded: how long a thread that has finished its part of a kernel waits
-busily (GNU OpenMP's own 20 ms stall every step whenever another program wants a core), and memory in large pages, which
-rows read here and there find faster. docs/performance.md has the figures."""
+busily (as long as GNU OpenMP has it, steps can take 20 ms each while another program wants a core), and memory in large
+pages, which rows read here and there find faster. docs/performance.md has the figures."""
 
 
 def build_parser() -> Parser:
