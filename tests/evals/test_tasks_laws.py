@@ -136,7 +136,7 @@ def test_bad_names_and_options_are_refused(names, options, message):
 def test_a_task_without_its_data_says_what_it_needs(name):
     with pytest.raises(ValueError, match="needs the option data"):
         examples(name)
-    with pytest.raises(ValueError, match="/nowhere.* (cannot be read|does not exist)"):
+    with pytest.raises(ValueError, match=r"/nowhere.* (cannot be read|does not exist)"):
         examples(name, data="/nowhere")
 
 
