@@ -52,7 +52,7 @@ def write_report(records: Sequence[Record], folder: Path, *, extra: Sequence[Pat
 
 def _section(records: Sequence[Record], folder: Path, prefix: str) -> list[str]:
     first = records[0]
-    text = [f"## {first['model']}, question {first['protocol']}"]
+    text = [f"## {_called(first['model'])}, question {first['protocol']}"]
     text.append("\n".join(f"- {line}" for line in _origins(records)))
     lines = lines_of(records)
     for name, plot in plots_of(records).items():
@@ -93,6 +93,11 @@ def plots_of(records: Sequence[Record]) -> dict[str, Callable[[Path], None]]:
     return plots
 
 
+def _called(model: str) -> str:
+    """A model's name: of a local folder or file, without the place it lies in."""
+    return Path(model).name if Path(model).is_absolute() else model
+
+
 def _origins(records: Sequence[Record]) -> list[str]:
     """Where the numbers come from, in lines."""
     first = records[0]
@@ -101,7 +106,7 @@ def _origins(records: Sequence[Record]) -> list[str]:
     versions = sorted({", ".join(f"{name} {v}" for name, v in r["versions"].items() if v) for r in records})
     seeds = sorted({r["seed"] for r in records})
     lines = [
-        f"model {first['model']} in {first['dtype']}"
+        f"model {_called(first['model'])} in {first['dtype']}"
         + ("" if first["weights"] == "float" else f", weights in {first['weights']}"),
         f"protocol {first['protocol']}: {PROTOCOLS[first['protocol']]}",
     ]

@@ -60,7 +60,7 @@ def plot_tasks(records: Sequence[Record], max_tokens: int, path: Path) -> None:
         for axis, task in zip(axes, tasks, strict=False):
             mine = [line for line in lines if line.task == task]
             scores = {(line.policy, line.budget_tokens or 0): _bare(line.score) for line in mine}
-            draw_curves(axis, policies, scores, dodge=0)
+            draw_curves(axis, policies, scores, dodge=0.04)
             for line in mine:
                 if line.policy == FULL:
                     axis.axhline(100 * line.score.mean, color="black", ls=":", lw=1.2, label="full")
