@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from rocketkv.evals.export import export_kvpress
-from rocketkv.evals.tables import interval, lines_of, markdown, unreached
+from rocketkv.evals.tables import interval, leads, leads_markdown, lines_of, markdown, unreached
 
 
 def record(policy, budget, example, score, *, task="niah", turn=0, tokens=1024):
@@ -79,3 +79,16 @@ def test_the_leaderboard_layout(tmp_path):
     assert np.mean([float(row["score"]) for row in rows if row["task"] == "niah"]) == pytest.approx(0.6)
     config = yaml.safe_load((rocket / "config.yaml").read_text())
     assert config["press_name"] == "rocketkv" and config["budget_tokens"] == 64 and config["commit"] == "abc"
+
+
+def test_the_lead_over_each_other_policy_is_paired_at_the_same_budget():
+    records = [record("rocketkv", 64, f"e{i}", 1.0) for i in range(4)]
+    records += [record("snapkv", 64, f"e{i}", float(i > 0)) for i in range(4)] + [record("snapkv", 64, "other", 0.0)]
+    records += [record("rocketkv", 128, "e0", 0.0), record("snapkv", 128, "e0", 1.0), record("full", None, "e0", 1.0)]
+    records += [record("quest", 256, "e0", 1.0)]  # nothing of the leader's to pair with
+    found = leads(records)
+    assert set(found) == {(1024, 64, "snapkv"), (1024, 128, "snapkv")}
+    assert found[1024, 64, "snapkv"].mean == 0.25 and found[1024, 64, "snapkv"].n == 4
+    assert found[1024, 128, "snapkv"].mean == -1
+    text = leads_markdown(found)
+    assert "| 1,024 | snapkv | +25.0 (+0.0 to +75.0), n 4 | -100.0 (-100.0 to -100.0), n 1 |" in text

@@ -16,7 +16,7 @@ from rocketkv.evals.result_plots import (
     plot_tasks,
     splits_of,
 )
-from rocketkv.evals.tables import FULL, LEVEL, RESAMPLES, Record, lines_of, markdown, unreached
+from rocketkv.evals.tables import FULL, LEVEL, RESAMPLES, Record, leads, leads_markdown, lines_of, markdown, unreached
 
 REPORT_NAME = "report.md"
 FEW = 10
@@ -61,6 +61,8 @@ def _section(records: Sequence[Record], folder: Path, prefix: str) -> list[str]:
     tasks = {line.task for line in lines}
     if len(tasks) > 1:
         text += [f"### Mean over {len(tasks)} tasks", markdown(lines_of(records, by_task=False))]
+    if ahead := leads(records):
+        text += ["### RocketKV minus the others at the same budget, paired by example", leads_markdown(ahead)]
     text += ["### Every task", markdown(lines)]
     text.append("\n".join(f"- {note}" for note in _notes(records)))
     return text

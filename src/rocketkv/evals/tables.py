@@ -77,6 +77,40 @@ def lines_of(records: Iterable[Record], *, by_task: bool = True) -> list[Line]:
     return lines
 
 
+def leads(records: Iterable[Record], leader: str = "rocketkv") -> dict[tuple[int, int, str], Interval]:
+    """(length, budget, other policy) -> `leader` minus the other at the same budget, over the rows that both answered.
+
+    All tasks of a length are one, each example counting the same; policies without a budget are left out.
+    """
+    scores: dict[tuple[int, int, str], list[Record]] = {}
+    for record in records:
+        if record["budget_tokens"] is not None:
+            scores.setdefault((record["max_tokens"], record["budget_tokens"], record["policy"]), []).append(record)
+    found = {}
+    for (tokens, budget, policy), rows in scores.items():
+        mine = {_row(row): row["score"] for row in scores.get((tokens, budget, leader), [])}
+        pairs = _by_example((row, mine[_row(row)] - row["score"]) for row in rows if _row(row) in mine)
+        if policy != leader and pairs:
+            found[tokens, budget, policy] = interval(pairs)
+    return found
+
+
+def leads_markdown(found: dict[tuple[int, int, str], Interval]) -> str:
+    """A Markdown table of `leads`: a row for each length and policy, a column for each budget; points of 100."""
+    budgets = sorted({budget for _, budget, _ in found})
+    head = ["length (tokens)", "minus", *(f"at {budget:,}" for budget in budgets)]
+    rows = [head, ["--:", "---", *("--:" for _ in budgets)]]
+    for tokens, policy in dict.fromkeys((tokens, policy) for tokens, _, policy in found):
+        cells = (found.get((tokens, budget, policy)) for budget in budgets)
+        rows.append([f"{tokens:,}", policy, *("" if gap is None else _gap(gap) for gap in cells)])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _gap(gap: Interval) -> str:
+    """A difference with its interval and n, in points of 100."""
+    return f"{100 * gap.mean:+.1f} ({100 * gap.low:+.1f} to {100 * gap.high:+.1f}), n {gap.n}"
+
+
 def unreached(lines: Iterable[Line]) -> list[Line]:
     """Lines that beat Full-KV by an interval that leaves out 0: a full cache that scores below is worth a look."""
     return [line for line in lines if line.difference is not None and line.difference.low > 0]
