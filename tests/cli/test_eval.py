@@ -15,7 +15,7 @@ from support.byte_model import save_byte_model
 from support.eval_records import made_up_sweep
 from support.eval_tasks import comparable
 
-TASK = ("--task", "niah", "--haystack", "noise", "--depths", "2", "--backend", "reference")
+TASK = ("--task", "niah", "--haystack", "noise", "--depths", "2", "--backend", "reference", "--set", "wording=passkey")
 
 
 @pytest.fixture(scope="module")
