@@ -71,6 +71,9 @@ def decode_attend(
         options = group.selector.hybrid_options
         if options is not None and cache.observer is None:
             out[place], seen = read_hybrid(mine, step, options)
+        elif group.selector.reads_all and step.candidates is None and cache.observer is None:
+            out[place] = op("dense_attend", "dense_attend", step.backend)(mine, step.kv, scaling=scaling)
+            seen = int(step.lengths.sum()) * (q.shape[-1] + values.shape[-1])
         else:
             chosen = group.selector.select(mine, step)
             out[place] = read(group, mine, step, chosen)

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from rocketkv.cache.store import append, compact, grow, pack, right_aligned, select_rows, tensor_bytes, view_rows
+from rocketkv.ops.ragged import columns_of
 from support.ragged import ragged_kv, segment
 
 
@@ -31,6 +32,43 @@ def test_pack_keeps_the_marked_columns_in_position_order() -> None:
     assert bool((kv.capacities > kv.lengths).all())
     ends = (kv.starts + kv.capacities).flatten().sort().values
     assert ends[-1] == len(kv.keys)
+
+
+def test_pack_of_rows_that_stay_whole_beside_others() -> None:
+    generator = torch.Generator().manual_seed(0)
+    keys, values = torch.randn(3, 2, 9, 4, generator=generator), torch.randn(3, 2, 9, 2, generator=generator)
+    keep = torch.rand(3, 2, 9, generator=generator) < 0.5
+    keep[1] = True
+    positions = torch.arange(9).expand(3, 2, 9)
+    kv = pack(keys, values, keep, positions)
+    assert kv.positions is not None
+    for b in range(3):
+        for g in range(2):
+            found = segment(kv, b, g)
+            np.testing.assert_array_equal(found[0], keys[b, g][keep[b, g]])
+            np.testing.assert_array_equal(found[1], values[b, g][keep[b, g]])
+            place = slice(int(kv.starts[b, g]), int(kv.starts[b, g] + kv.lengths[b, g]))
+            assert kv.positions[place].tolist() == keep[b, g].nonzero()[:, 0].tolist()
+
+
+def test_segments_seen_as_columns() -> None:
+    keys = torch.randn(2, 3, 7, 4)
+    kv = pack(keys, keys, torch.ones(2, 3, 7, dtype=torch.bool))
+    seen = columns_of(kv.keys, kv.starts, kv.lengths)
+    assert seen is not None and torch.equal(seen, keys)
+    seen[1, 2, 3] = 5.0  # the store itself
+    assert bool((segment(kv, 1, 2)[0][3] == 5).all())
+    back = columns_of(kv.keys, kv.starts.flip(0), kv.lengths)
+    assert back is None, "strides cannot be negative"
+    for b, g in ((0, 1), (1, 2)):
+        uneven = kv.lengths.clone()
+        uneven[b, g] -= 1
+        assert columns_of(kv.keys, kv.starts, uneven) is None
+        moved = kv.starts.clone()
+        moved[b, g] += 1
+        assert columns_of(kv.keys, moved, kv.lengths) is None
+    one = columns_of(kv.keys[3:], kv.starts[1:, 2:] - 3, kv.lengths[1:, 2:])
+    assert one is not None and torch.equal(one, seen[1:, 2:])
 
 
 def test_append_and_grow() -> None:

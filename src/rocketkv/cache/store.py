@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 
 from rocketkv.ops.dispatch import op
-from rocketkv.ops.ragged import segment_index, segment_starts
+from rocketkv.ops.ragged import columns_of, segment_index, segment_starts
 from rocketkv.types import Bool, Candidates, Float, Int, RaggedKV, Tensor
 
 Table = TypeVar("Table", RaggedKV, Candidates)
@@ -41,11 +41,20 @@ def pack(
         capacities,
     )
     target = segment_index(starts, lengths)
-    kv.keys[target] = keys[keep]
-    kv.values[target] = values[keep]
     if positions is not None:
         kv.positions = positions.new_empty(kv.keys.shape[0])
         kv.positions[target] = positions[keep]
+    whole = keep.flatten(1).all(-1)
+    for row in whole.nonzero()[:, 0].tolist():  # copied as it is: rows that stay whole are the large ones
+        for stored, columns in ((kv.keys, keys), (kv.values, values)):
+            place = columns_of(stored, starts[row : row + 1], lengths[row : row + 1])
+            assert place is not None, "segments of one row that are equally long lie evenly"
+            place[0].copy_(columns[row])
+    if not bool(whole.all()):
+        some = keep & ~whole[:, None, None]
+        target = segment_index(starts[~whole], lengths[~whole])
+        kv.keys[target] = keys[some]
+        kv.values[target] = values[some]
     return kv
 
 

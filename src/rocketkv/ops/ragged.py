@@ -46,3 +46,20 @@ def per_query_head(kv: RaggedKV, group_size: int) -> RaggedKV:
     """The same memory seen once per query head, [B, G R]: nothing is copied but the three index tables."""
     tables = (table.repeat_interleave(group_size, dim=1) for table in (kv.starts, kv.lengths, kv.capacities))
     return RaggedKV(kv.keys, kv.values, *tables)
+
+
+def columns_of(
+    rows: Float[Tensor, "N D"], starts: Int[Tensor, "B G"], lengths: Int[Tensor, "B G"]
+) -> Float[Tensor, "B G T D"] | None:
+    """Segments of a flat store seen as columns, without a copy; None unless they are equally long and evenly placed."""
+    batch, heads = starts.shape
+    places, tokens = starts.tolist(), int(lengths.max())
+    first = places[0][0]
+    down = places[1][0] - first if batch > 1 else 0
+    across = places[0][1] - first if heads > 1 else 0
+    even = all(places[b][g] == first + b * down + g * across for b in range(batch) for g in range(heads))
+    if not even or down < 0 or across < 0 or int(lengths.min()) != tokens:
+        return None
+    width, offset = rows.shape[1], rows.storage_offset()
+    strides = (down * width, across * width, width, 1)
+    return rows.as_strided((batch, heads, tokens, width), strides, offset + first * width)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from rocketkv.budget import Plan, check_budget_tokens, make_plan
-from rocketkv.ops.ragged import padded_index
+from rocketkv.ops.ragged import columns_of, padded_index
 from rocketkv.types import Bool, Candidates, Float, Int, PageBounds, RaggedKV, Tensor
 
 
@@ -63,7 +63,11 @@ class Step:
         return torch.where(lengths <= self.budget_tokens[:, None], lengths, read_tokens[:, None].clamp(max=lengths))
 
     def keys(self) -> tuple[Float[Tensor, "B G T D"], Bool[Tensor, "B G T"]]:
-        """Padded keys of all candidates and which are real: what an oracle reads."""
+        """Padded keys of all candidates and which are real: what an oracle reads. The store itself where it can be."""
+        if self.candidates is None:
+            columns = columns_of(self.kv.keys, self.kv.starts, self.lengths)
+            if columns is not None:
+                return columns, columns.new_ones(columns.shape[:3], dtype=torch.bool)
         ordinals, held = padded_index(torch.zeros_like(self.lengths), self.lengths, int(self.lengths.max()))
         index = self.kv.starts[..., None] + self.slots(ordinals)
         return self.kv.keys[index].masked_fill(~held[..., None], 0), held
