@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from rocketkv.commands.parser import DEFAULT_BUDGET_TOKENS, add_question_arguments, whole
+from rocketkv.commands.parser import add_policy_arguments, add_question_arguments
 from rocketkv.commands.running import open_session, policy_from, prompt_text
 from rocketkv.commands.terminal import Teller, duration, megabytes
 
@@ -19,12 +19,7 @@ HELP = "answer one prompt from a compressed cache"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of this command."""
     add_question_arguments(parser)
-    group = parser.add_argument_group("policy")
-    group.add_argument("--policy", default="rocketkv", metavar="P", help="the policy by name (default rocketkv)")
-    group.add_argument(
-        "--budget", type=whole(1), default=DEFAULT_BUDGET_TOKENS, metavar="N",
-        help="tokens read per step and KV head, by the plan (default %(default)s); full has none",
-    )  # fmt: skip
+    add_policy_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> None:

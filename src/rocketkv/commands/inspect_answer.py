@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from rocketkv.commands.errors import UsageError
 from rocketkv.commands.parser import (
-    DEFAULT_BUDGET_TOKENS,
     add_model_arguments,
+    add_policy_arguments,
     add_prompt_arguments,
     setting,
     whole,
@@ -31,12 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of this command."""
     add_model_arguments(parser)
     add_prompt_arguments(parser)
-    group = parser.add_argument_group("policy")
-    group.add_argument("--policy", default="rocketkv", metavar="P", help="the policy by name (default rocketkv)")
-    group.add_argument(
-        "--budget", type=whole(1), default=DEFAULT_BUDGET_TOKENS, metavar="N",
-        help="tokens read per step and KV head, by the plan (default %(default)s); full has none",
-    )  # fmt: skip
+    group = add_policy_arguments(parser)
     group.add_argument("--set", dest="settings", type=setting, action="append", default=[], metavar="KEY=VALUE",
                        help="an option of the policy; repeatable")  # fmt: skip
     group = parser.add_argument_group("inspection")

@@ -130,7 +130,7 @@ def add4(weights, first, x, start, width, slots, out):  # type: ignore[no-untype
     """out[first + r] += sum over i of weights[first + r, i] times row slots[i] of a segment of x, for four query heads.
 
     x holds rows of `width` stored numbers, the segment begins at row `start`; a tile of tokens is gone over once for
-    every two registers of its rows, while the rows of the next tile are fetched.
+    every two registers of its rows. `dots4` has asked for these rows.
     """
     n, pairs, whole = slots.shape[0], width - width % (2 * WIDTH), width - width % WIDTH
     flat, pitch = out.reshape(-1), out.shape[1]
