@@ -40,9 +40,13 @@ def _digest() -> str:
 DIGEST = _digest()
 
 
-def kernel(fast: bool = True, parallel: bool = False) -> Callable[[Callable[..., Any]], Any]:
-    """Compile a function at its first call, and keep the machine code on disk where a folder can be written."""
+def kernel(fast: bool = True, parallel: bool = False, inline: bool = False) -> Callable[[Callable[..., Any]], Any]:
+    """Compile a function at its first call, and keep the machine code on disk where a folder can be written.
+
+    inline: become part of each caller, so that sizes which it gives as constants are known to the compiler.
+    """
     options: dict[str, Any] = {"fastmath": FAST if fast else STRICT, "parallel": parallel, "error_model": "numpy"}
+    options["inline"] = "always" if inline else "never"
 
     def compiled(function: Callable[..., Any]) -> Any:
         plain = inspect.unwrap(function)

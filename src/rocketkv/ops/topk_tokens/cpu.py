@@ -51,10 +51,10 @@ def best_tokens(scores, length, page_tokens, count, sink, local, out):  # type: 
     newest = length - min(local, count - sink)  # sinks come first, then the newest tokens
     forced = min(sink, length) + length - max(newest, min(sink, length))
     pages = (length + page_tokens - 1) // page_tokens
-    keys, free = np.empty(pages, np.int32), np.empty(pages, np.int64)
+    keys, free = np.empty(pages, np.int32), np.empty(pages, np.int32)
     for p in range(pages):
         keys[p] = _ordered(scores[p])
-        free[p] = page_tokens
+        free[p] = np.int32(page_tokens)
     # Sinks and newest tokens are taken anyway; what competes is the rest of their pages.
     for p in range(min((sink + page_tokens - 1) // page_tokens, pages)):
         free[p] = _competing(p, page_tokens, sink, newest)
@@ -112,7 +112,7 @@ def _threshold(keys, free, wanted):  # type: ignore[no-untyped-def]
 @kernel(fast=False)
 def _tokens_from(keys, free, key):  # type: ignore[no-untyped-def]
     """Free tokens of the pages whose key is at least `key`."""
-    tokens = 0
+    tokens = np.int32(0)
     for p in range(keys.shape[0]):
-        tokens += free[p] * (keys[p] >= key)
+        tokens = np.int32(tokens + (free[p] if keys[p] >= key else np.int32(0)))
     return tokens

@@ -94,8 +94,18 @@ def dots4(q, first, head_dim, x, start, slots, out, later, later_width):  # type
     """out[first + r, i] = q[first + r] . row slots[i] of a segment of x, for four query heads and two tokens at a time.
 
     q holds rows [R, D] one after the other, x rows of D stored numbers; the segment begins at row `start`. The same
-    rows of `later` are fetched meanwhile, as they are wanted next.
+    rows of `later` are fetched meanwhile, as they are wanted next. Loops over the usual head sizes are unrolled.
     """
+    if head_dim == 128 and later_width == 128:
+        _dots4(q, first, 128, x, start, slots, out, later, 128)
+    elif head_dim == 64 and later_width == 64:
+        _dots4(q, first, 64, x, start, slots, out, later, 64)
+    else:
+        _dots4(q, first, head_dim, x, start, slots, out, later, later_width)
+
+
+@kernel(inline=True)
+def _dots4(q, first, head_dim, x, start, slots, out, later, later_width):  # type: ignore[no-untyped-def]
     n, whole = slots.shape[0], head_dim - head_dim % WIDTH
     q0, q1, q2, q3 = first * head_dim, (first + 1) * head_dim, (first + 2) * head_dim, (first + 3) * head_dim
     for i in range(0, n, 2):
