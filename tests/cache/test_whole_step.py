@@ -122,4 +122,4 @@ def test_other_backends_step_in_parts(backend: str) -> None:
     layer = prompt_of([policy], q, kv, kv, backend=backend)
     assert isinstance(layer.ragged, RaggedLayer)
     step(layer, 0, torch.float32, 1)
-    assert layer.ragged.whole_step(q[:, :, :, 0], kv[:, :, 0], kv[:, :, 0], 0.3) is None
+    assert layer.ragged.whole_step(q[:, :, :, :1], kv[:, :, :1], kv[:, :, :1], 0.3) is None

@@ -88,7 +88,7 @@ def _plain_weights() -> Iterator[None]:
     Version 0.3.36 crashes while it reads a prompt with weights rearranged for AMX. One token after another is not
     slower without: 93 ms against 99 at 4,096 tokens on two cores.
     """
-    library = import_module("llama_cpp.llama_cpp")
+    library: Any = import_module("llama_cpp.llama_cpp")
     defaults = library.llama_model_default_params
 
     def plain() -> Any:

@@ -53,7 +53,8 @@ class LayerCache:
         """Forget everything that was read."""
         self.policies = self.given_policies
         self.columns = 0
-        self.row_tokens: Int[Tensor, "B"] | None = None
+        self._row_tokens: Int[Tensor, "B"] | None = None
+        self._steps_uncounted = 0
         self.held: WholeLayer | None = None
         self.ragged: RaggedLayer | None = None
         self.plans: list[Plan] = []
@@ -63,6 +64,18 @@ class LayerCache:
         self._window: Window | None = None
         self._prompt: Columns | None = None
         self._steps_until_sparse = 0
+
+    @property
+    def row_tokens(self) -> Int[Tensor, "B"] | None:
+        """Tokens that each row has taken; None before the first."""
+        if self._steps_uncounted and self._row_tokens is not None:
+            self._row_tokens = self._row_tokens + self._steps_uncounted
+            self._steps_uncounted = 0
+        return self._row_tokens
+
+    @row_tokens.setter
+    def row_tokens(self, tokens: Int[Tensor, "B"] | None) -> None:
+        self._row_tokens, self._steps_uncounted = tokens, 0
 
     @property
     def whole(self) -> bool:
@@ -151,14 +164,13 @@ class LayerCache:
         """Take one generated token per row and attend, in one call; None, with nothing done, where more is due."""
         if self.ragged is None or self.observer is not None:
             return None
-        done = self.ragged.whole_step(q[:, :, :, 0], keys[:, :, 0], values[:, :, 0], scaling)
+        done = self.ragged.whole_step(q, keys, values, scaling)
         if done is None:
             return None
-        assert self.row_tokens is not None
         self.columns += 1
-        self.row_tokens = self.row_tokens + 1
+        self._steps_uncounted += 1
         self.count_step(done[1] * keys.element_size())
-        return done[0][:, :, :, None]
+        return done[0]
 
     def columns_held(self) -> tuple[Float[Tensor, "B G C D"], Float[Tensor, "B G C Dv"]]:
         """Keys and values of a whole layer."""

@@ -124,8 +124,12 @@ class RaggedLayer:
                 take_token(group, self.lengths, keys, values, self.backend)
 
     def whole_step(
-        self, q: Float[Tensor, "B G R D"], keys: Float[Tensor, "B G D"], values: Float[Tensor, "B G Dv"], scaling: float
-    ) -> tuple[Float[Tensor, "B G R Dv"], int] | None:
+        self,
+        q: Float[Tensor, "B G R 1 D"],
+        keys: Float[Tensor, "B G 1 D"],
+        values: Float[Tensor, "B G 1 Dv"],
+        scaling: float,
+    ) -> tuple[Float[Tensor, "B G R 1 Dv"], int] | None:
         """Take one token per row and attend, in one call: the output, and the stored numbers that were read.
 
         None, with nothing done, where more than that is due or the backend has no such call: then `append` and read.

@@ -109,17 +109,18 @@ class WholeStep:
         self._width = kv.values.shape[1]
 
     def __call__(
-        self, q: Float[Tensor, "B G R D"], keys: Float[Tensor, "B G D"], values: Float[Tensor, "B G Dv"]
-    ) -> tuple[Float[Tensor, "B G R Dv"], int]:
+        self, q: Float[Tensor, "B G R 1 D"], keys: Float[Tensor, "B G 1 D"], values: Float[Tensor, "B G 1 Dv"]
+    ) -> tuple[Float[Tensor, "B G R 1 Dv"], int]:
         """Take one token per segment, and attend: the output, and the stored numbers that were read."""
         name = "hybrid_attend"
-        out = torch.empty(*q.shape[:3], self._width)
+        out = np.empty((*q.shape[:4], self._width), np.float32)
         set_threads()
         elements = _whole(
             bits(name, q), bits(name, keys), bits(name, values), *self._stored, *self._chosen, self._counted,
-            *self._bounds, *self._sizes, *self._options, out.numpy(),
+            *self._bounds, *self._sizes, *self._options, out,
         )  # fmt: skip
-        return out if q.dtype == torch.float32 else out.to(q.dtype), int(elements)
+        attended = torch.from_numpy(out)
+        return attended if q.dtype == torch.float32 else attended.to(q.dtype), int(elements)
 
 
 @kernel(parallel=True)
@@ -127,22 +128,23 @@ def _whole(  # type: ignore[no-untyped-def]
     q, new_keys, new_values, keys, values, starts, stored, slots, slot_starts, counted, data, upper, lower, pitch,
     page_tokens, budgets, scaling, estimate_part, read_part, sink, local, out,
 ):  # fmt: skip
-    heads = q.shape[1]
+    heads, group, head_dim, width = q.shape[1], q.shape[2], q.shape[4], out.shape[4]
     elements = np.zeros(q.shape[0] * heads, np.int64)
     for s in numba.prange(q.shape[0] * heads):
         b, g = s // heads, s % heads
         at = starts[b, g] + stored[b, g]
-        keys[at] = new_keys[b, g]
-        values[at] = new_values[b, g]
+        keys[at] = new_keys[b, g, 0]
+        values[at] = new_values[b, g, 0]
         if slots.shape[0] > 0:
             slots[slot_starts[b, g] + counted[b, g]] = stored[b, g]
             stored[b, g] += 1
         place = upper[b, g], lower[b, g], pitch[b, g]
-        take_key(data, place, page_tokens[b], new_keys[b, g], counted[b, g])
+        take_key(data, place, page_tokens[b], new_keys[b, g, 0], counted[b, g])
         counted[b, g] += 1
         elements[s] = _segment(
-            q[b, g], keys, values, starts[b, g], slots, slot_starts[b, g], data, place, page_tokens[b], counted[b, g],
-            budgets[b], scaling, estimate_part, read_part, sink, local, out[b, g],
+            q[b, g].reshape(group, head_dim), keys, values, starts[b, g], slots, slot_starts[b, g], data, place, page_tokens[b], counted[b, g],
+            budgets[b], scaling, estimate_part, read_part, sink, local,
+            out[b, g].reshape(group, width),
         )  # fmt: skip
     return elements.sum()
 

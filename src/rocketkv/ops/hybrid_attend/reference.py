@@ -56,7 +56,7 @@ def divided(budget_tokens: Int[Tensor, "B"], estimate_share: float) -> tuple[Int
 
 
 Whole = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, int]]
-"""(q [B, G, R, D], keys [B, G, D], values [B, G, Dv]) -> output [B, G, R, Dv], stored numbers that were read."""
+"""(q [B, G, R, 1, D], keys [B, G, 1, D], values [B, G, 1, Dv]) -> output [B, G, R, 1, Dv], stored numbers read."""
 
 
 def whole_step(
