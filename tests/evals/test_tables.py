@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from rocketkv.evals.export import export_kvpress
-from rocketkv.evals.tables import interval, leads, leads_markdown, lines_of, markdown, unreached
+from rocketkv.evals.tables import briefly_named, interval, leads, leads_markdown, lines_of, markdown, unreached
 
 
 def record(policy, budget, example, score, *, task="niah", turn=0, tokens=1024):
@@ -34,6 +34,17 @@ def test_the_interval_of_a_hand_worked_sample():
     assert (interval([0.3] * 4).low, interval([0.3] * 4).high) == pytest.approx((0.3, 0.3))
     with pytest.raises(ValueError, match="at least one"):
         interval([])
+
+
+def test_files_among_options_are_named_without_their_folders_unless_that_makes_two_policies_one():
+    given = [
+        "loki:bases=/a/b/one.safetensors",
+        "rocketkv:split=0.5",
+        "duoattention:pattern=x/p",
+        "duoattention:pattern=y/p",
+    ]
+    found = briefly_named([record(spec, 64, "e", 1.0) for spec in given])
+    assert [r["policy"] for r in found] == ["loki:bases=one.safetensors", given[1], given[2], given[3]]
 
 
 def test_differences_are_paired_by_row():

@@ -83,7 +83,7 @@ def _add_policy_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run what has no record yet, and print the table of all."""
-    from rocketkv.evals.tables import lines_of, markdown
+    from rocketkv.evals.tables import briefly_named, lines_of, markdown
 
     teller = Teller(quiet=False)
     contenders = contenders_from(args, teller)
@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> None:
         teller.note("stopped: what was scored is kept, the same command goes on from there")
         raise
     progress.end()
-    print(markdown(lines_of(records)))
+    print(markdown(lines_of(briefly_named(records))))
     if args.report:
         _report(args.out, records, teller)
     teller.note(f"records: {args.out / RECORDS_NAME}")

@@ -16,7 +16,18 @@ from rocketkv.evals.result_plots import (
     plot_tasks,
     splits_of,
 )
-from rocketkv.evals.tables import FULL, LEVEL, RESAMPLES, Record, leads, leads_markdown, lines_of, markdown, unreached
+from rocketkv.evals.tables import (
+    FULL,
+    LEVEL,
+    RESAMPLES,
+    Record,
+    briefly_named,
+    leads,
+    leads_markdown,
+    lines_of,
+    markdown,
+    unreached,
+)
 
 REPORT_NAME = "report.md"
 FEW = 10
@@ -38,7 +49,7 @@ def write_report(records: Sequence[Record], folder: Path, *, extra: Sequence[Pat
     """
     folder.mkdir(parents=True, exist_ok=True)
     sections: dict[tuple[Any, ...], list[Record]] = {}
-    for record in records:
+    for record in briefly_named(records):
         sections.setdefault(tuple(record[name] for name in READ_ALIKE), []).append(record)
     text = ["# Scores under compressed KV caches"]
     for number, part in enumerate(sections.values(), 1):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -75,6 +77,22 @@ def lines_of(records: Iterable[Record], *, by_task: bool = True) -> list[Line]:
         difference = interval(pairs) if pairs and policy != FULL else None
         lines.append(Line(task, tokens, policy, budget, interval(scores), difference))
     return lines
+
+
+def briefly_named(records: Sequence[Record]) -> list[Record]:
+    """The records, their policies named without the folders of files among the options, where that tells them apart."""
+    brief = {spec: _brief(spec) for spec in dict.fromkeys(record["policy"] for record in records)}
+    times = Counter(brief.values())
+    return [
+        record | {"policy": brief[record["policy"]] if times[brief[record["policy"]]] == 1 else record["policy"]}
+        for record in records
+    ]
+
+
+def _brief(spec: str) -> str:
+    name, *settings = spec.split(":")
+    parts = (setting.partition("=") for setting in settings)
+    return ":".join((name, *(f"{key}={PurePath(value).name}" for key, _, value in parts)))
 
 
 def leads(records: Iterable[Record], leader: str = "rocketkv") -> dict[tuple[int, int, str], Interval]:

@@ -142,8 +142,8 @@ def _whole(  # type: ignore[no-untyped-def]
         take_key(data, place, page_tokens[b], new_keys[b, g, 0], counted[b, g])
         counted[b, g] += 1
         elements[s] = _segment(
-            q[b, g].reshape(group, head_dim), keys, values, starts[b, g], slots, slot_starts[b, g], data, place, page_tokens[b], counted[b, g],
-            budgets[b], scaling, estimate_part, read_part, sink, local,
+            q[b, g].reshape(group, head_dim), keys, values, starts[b, g], slots, slot_starts[b, g], data, place,
+            page_tokens[b], counted[b, g], budgets[b], scaling, estimate_part, read_part, sink, local,
             out[b, g].reshape(group, width),
         )  # fmt: skip
     return elements.sum()
