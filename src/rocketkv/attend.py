@@ -62,7 +62,7 @@ def decode_attend(
         if cache.observer is not None:
             cache.observer(cache, q[:, :, :, 0], scaling, [])
         return dense(q, all_keys, all_values, None)
-    q = cache.ragged.rotated(q)[:, :, :, 0]  # [B, G, R, D]
+    q = cache.ragged.rotated(q.detach())[:, :, :, 0]  # [B, G, R, D]
     out = q.new_empty(*q.shape[:-1], values.shape[-1])
     elements, reads = 0, []
     for group in cache.ragged.groups:

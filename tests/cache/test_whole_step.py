@@ -1,6 +1,7 @@
 """A decode step in one call gives what its parts give, bit for bit, and gives way where more is due."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,8 +9,11 @@ import torch
 from rocketkv.attend import decode_attend
 from rocketkv.cache.layer import LayerCache
 from rocketkv.cache.ragged import RaggedLayer
+from rocketkv.cache.saved import layer_state
+from rocketkv.ops.errors import BackendError
 from rocketkv.policies.base import Policy
 from rocketkv.policies.registry import make_policy
+from support.bounds import assert_bounds_are_true
 from support.layers import prompt_of
 
 GROUPS, HEADS, DIM = 2, 3, 24
@@ -33,22 +37,24 @@ def never(*_: object) -> torch.Tensor:
     raise AssertionError("a layer that selects has no dense step")
 
 
+def token_of(generator: torch.Generator, dtype: torch.dtype, rows: int) -> list[torch.Tensor]:
+    """Query, key and value."""
+    shapes = (rows, GROUPS, HEADS, 1, DIM), (rows, GROUPS, 1, DIM), (rows, GROUPS, 1, DIM)
+    return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+
+
 def step(layer: LayerCache, seed: int, dtype: torch.dtype, rows: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    q = torch.randn(rows, GROUPS, HEADS, 1, DIM, generator=generator).to(dtype)
-    keys, values = (torch.randn(rows, GROUPS, 1, DIM, generator=generator).to(dtype) for _ in range(2))
-    return decode_attend(q, keys, values, layer, scaling=0.3, dense=never)
+    token = token_of(torch.Generator().manual_seed(seed), dtype, rows)
+    return decode_attend(*token, layer, scaling=0.3, dense=never)
 
 
 def same(one: LayerCache, parts: LayerCache) -> None:
-    """Every stored number, bound and count; memory that holds nothing may differ."""
-    assert one.ragged is not None and parts.ragged is not None
-    assert torch.equal(one.ragged.kv.lengths, parts.ragged.kv.lengths)
-    assert torch.equal(one.ragged.lengths, parts.ragged.lengths)
-    assert one.counters == parts.counters and one.columns == parts.columns
-    for mine, other in zip(one.ragged.groups, parts.ragged.groups, strict=True):
-        assert mine.bounds is not None and other.bounds is not None
-        assert torch.equal(mine.bounds.data.nan_to_num(), other.bounds.data.nan_to_num())
+    """Every stored number, bound and count; memory that holds nothing may differ. The last step was one call."""
+    assert one.ragged is not None and one.ragged._fused is not None
+    (mine, my_facts), (others, other_facts) = layer_state(one), layer_state(parts)
+    assert mine.keys() == others.keys() and my_facts == other_facts
+    assert all(torch.equal(mine[name], others[name]) for name in mine)
+    assert assert_bounds_are_true(SimpleNamespace(states=[one])) > 0  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -112,6 +118,31 @@ def test_lengths_that_others_hold_stay_as_they_were(monkeypatch: pytest.MonkeyPa
     for seed in range(4):
         step(one, seed, torch.float32, 1)
     assert torch.equal(held, was) and int((one.ragged.kv.lengths - was).min()) == 4
+
+
+@pytest.mark.parametrize("steps", [0, 1])  # the first step is the append op's, the next one the whole step's
+def test_a_token_of_another_dtype_is_refused(steps: int) -> None:
+    torch.manual_seed(0)
+    q, kv = torch.randn(1, GROUPS, HEADS, 300, DIM).bfloat16(), torch.randn(1, GROUPS, 300, DIM).bfloat16()
+    layer = prompt_of([make_policy("rocketkv", 24)], q, kv, kv)
+    for seed in range(steps):
+        step(layer, seed, torch.bfloat16, 1)
+    with pytest.raises(BackendError, match=r"a token of float32 for a cache of bfloat16.*one dtype"):
+        step(layer, 9, torch.float32, 1)
+
+
+def test_steps_do_not_depend_on_the_default_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, parts = layers(monkeypatch, [make_policy("rocketkv", 24)], 300, torch.float32)
+    expected = [step(one, seed, torch.float32, 1) for seed in range(3)]
+    usual = torch.get_default_dtype()
+    made = [torch.Generator().manual_seed(seed) for seed in range(3)]
+    tokens = [token_of(g, torch.float32, 1) for g in made]
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        found = [decode_attend(*token, parts, scaling=0.3, dense=never) for token in tokens]
+    finally:
+        torch.set_default_dtype(usual)
+    assert all(map(torch.equal, expected, found))
 
 
 @pytest.mark.parametrize("backend", ["reference"])

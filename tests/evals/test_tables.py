@@ -47,6 +47,15 @@ def test_files_among_options_are_named_without_their_folders_unless_that_makes_t
     assert [r["policy"] for r in found] == ["loki:bases=one.safetensors", given[1], given[2], given[3]]
 
 
+def test_rows_of_two_files_that_have_one_name_are_two_examples():
+    rows = []
+    for prompt, full, rocket in (("a", 1.0, 0.0), ("b", 0.0, 0.0)):
+        rows += [record("full", None, "e", full) | {"prompt_sha256": prompt}]
+        rows += [record("rocketkv", 64, "e", rocket) | {"prompt_sha256": prompt}]
+    lines = {line.policy: line for line in lines_of(rows)}
+    assert lines["full"].score.n == 2 and lines["rocketkv"].difference.mean == -0.5
+
+
 def test_differences_are_paired_by_row():
     lines = {line.policy: line for line in lines_of(some_records())}
     assert lines["full"].score.mean == 0.8 and lines["full"].difference is None

@@ -144,6 +144,17 @@ def test_a_batch_of_another_size_is_refused() -> None:
         model(prompt(5, rows=3), **cache.kwargs)
 
 
+def test_after_a_refused_batch_the_right_one_is_read() -> None:
+    model = tiny_model("llama")
+    cache = CompressedCache(model, [POLICY, POLICY])
+    with attach(model):
+        for _ in range(2):
+            with pytest.raises(ValueError, match="2 policies for a batch of 3"):
+                model(prompt(60, rows=3), **cache.kwargs)
+        model(prompt(60, rows=2), **cache.kwargs)
+    assert cache.states[0].row_tokens.tolist() == [60, 60]
+
+
 def test_a_cache_of_another_policy_is_refused() -> None:
     model = tiny_model("llama")
     cache = CompressedCache(model, POLICY)

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rocketkv.bench.timing import COLD_BYTES
+
 INCHES = (7.2, 5.0)
 PANELS = {"attend": ("one attention layer", "ms per step", False), "decode": ("whole model", "tokens/s", True)}
 
@@ -74,14 +76,24 @@ def _tokens(count: int) -> str:
     return f"{count / 1024:g}K" if count >= 1024 else f"{count:g}"
 
 
+def _ways(settings: dict[str, Any]) -> list[str]:
+    """How it was measured, where that is not the default."""
+    cold_bytes = settings.get("cold_bytes", COLD_BYTES)
+    ways = [] if cold_bytes == COLD_BYTES else [f"{cold_bytes / 1e6:g} MB between uses"]
+    return ways if settings.get("interleave", True) else [*ways, "one after the other"]
+
+
 def curves(records: Sequence[dict[str, Any]]) -> dict[tuple[str, str], dict[str, dict[int, float]]]:
-    """(benchmark, subject) -> row name -> context -> median ms. A later record of the same row takes its place."""
+    """(benchmark, subject) -> row name -> context -> median ms. A later record of the same row takes its place.
+
+    Caches left colder or warmer, and rows in turn or one after the other, are subjects of their own.
+    """
     found: dict[tuple[str, str], dict[str, dict[int, float]]] = {}
     for record in records:
         settings = record.get("settings", {})
         if record.get("bench") not in PANELS or record.get("p50_ms") is None or "context_tokens" not in settings:
             continue
-        subject = ", ".join(record["group"].split(", ")[:2])
+        subject = ", ".join([*record["group"].split(", ")[:2], *_ways(settings)])
         curve = found.setdefault((record["bench"], subject), {}).setdefault(record["row"], {})
         curve[settings["context_tokens"]] = record["p50_ms"]
     return found

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Counters:
-    """Steps by kind, and the elements that the last decode step read (all rows and heads of the layer).
+    """Steps by kind, and the bytes that the last decode step read (all rows and heads of the layer).
 
     A step in which some row selects is sparse. `evicted_tokens` counts (row, KV head) tokens dropped so far.
     """
@@ -16,5 +16,4 @@ class Counters:
     dense_steps: int = 0
     sparse_steps: int = 0
     evicted_tokens: int = 0
-    layouts: int = 0
     step_bytes: int = 0

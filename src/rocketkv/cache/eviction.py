@@ -8,10 +8,11 @@ import torch
 
 from rocketkv.budget import Plan
 from rocketkv.cache.ragged import RowRule
+from rocketkv.cache.store import choose
 from rocketkv.cache.window import Window
 from rocketkv.policies.base import Policy, Prompt
 from rocketkv.policies.errors import PolicyMisfitError
-from rocketkv.types import Bool, Float, Int, Tensor
+from rocketkv.types import Bool, Candidates, Float, Int, Tensor
 
 Columns = tuple[Float[Tensor, "B G C D"], Float[Tensor, "B G C Dv"], Int[Tensor, "B G"]]
 """Right-aligned keys and values, and how many of the last columns of each segment hold tokens."""
@@ -28,7 +29,7 @@ def left_whole(policy: Policy, layer: int) -> bool:
     return policy.whole or layer < policy.skip_layers
 
 
-def keep_columns(
+def evict(
     columns: Columns,
     source: list[int],
     policies: Sequence[Policy],
@@ -39,9 +40,27 @@ def keep_columns(
     layer: int,
     layers: int,
     backend: str,
+) -> tuple[Bool[Tensor, "n G C"], Candidates | None]:
+    """What each of n rows stores, and what it may read of that (None: everything).
+
+    Row i reads the prompt of `source[i]` of the batch, under `policies[i]`.
+    """
+    keys, _, counts = columns
+    keep = _keep(columns, source, policies, plans, window, (scaling, layer, layers, backend))
+    retained = torch.tensor([policy.slots[0].retains for policy in policies], device=keys.device)
+    stored = keep | (tokens_of(keys, counts)[source] & retained[:, None, None])
+    return stored, choose(keep, stored) if bool((stored != keep).any()) else None
+
+
+def _keep(
+    columns: Columns,
+    source: list[int],
+    policies: Sequence[Policy],
+    plans: Sequence[Plan],
+    window: Window,
+    where: tuple[float, int, int, str],
 ) -> Bool[Tensor, "n G C"]:
-    """What each of n rows keeps; row i reads the prompt of `source[i]` of the batch, under `policies[i]`."""
-    keys, values, counts = columns
+    (keys, values, counts), (scaling, layer, layers, backend) = columns, where
     keep = tokens_of(keys, counts)[source]
     for policy in dict.fromkeys(policies):
         evictor = policy.slots[0]

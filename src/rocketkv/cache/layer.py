@@ -6,11 +6,11 @@ import torch
 
 from rocketkv.budget import Plan
 from rocketkv.cache.counters import Counters
-from rocketkv.cache.eviction import Columns, keep_columns, key_bases, left_whole, tokens_of
+from rocketkv.cache.eviction import Columns, evict, key_bases, left_whole, tokens_of
 from rocketkv.cache.observer import Observer
 from rocketkv.cache.positions import counted_positions, merged_positions
 from rocketkv.cache.ragged import ENDLESS, READ_ALL, RaggedLayer, RowRule, rotate
-from rocketkv.cache.store import choose, pack, right_aligned, tensor_bytes
+from rocketkv.cache.store import pack, right_aligned, tensor_bytes
 from rocketkv.cache.whole import WholeLayer
 from rocketkv.cache.window import Window
 from rocketkv.policies.base import Policy
@@ -127,7 +127,7 @@ class LayerCache:
         if self._window is None:
             wanted = (0 if left_whole(policy, self.layer) else policy.slots[0].observes for policy in self.policies)
             self._window = Window(max(wanted))
-        self._window.observe(q, valid)
+        self._window.observe(q.detach(), valid)
 
     def end_chunk(self, new_columns: int, scaling: float) -> None:
         """After the attention of prompt columns: evict if the prompt ends with them, else hold all of them."""
@@ -146,7 +146,7 @@ class LayerCache:
         self.columns += 1
         self.row_tokens = self.row_tokens + 1
         if self.ragged is not None:
-            self.ragged.append(self.ragged.rotated(keys)[:, :, 0], values[:, :, 0], self.row_tokens)
+            self.ragged.append(self.ragged.rotated(keys.detach())[:, :, 0], values.detach()[:, :, 0], self.row_tokens)
             return
         assert self.held is not None
         self.held.append(keys, values, None)
@@ -249,16 +249,18 @@ class LayerCache:
 
     def _admit(self, batch: int, device: torch.device) -> None:
         if self.row_tokens is None:
-            self.row_tokens = torch.zeros(batch, dtype=torch.long, device=device)
             if self.share_prompt:
                 if batch != 1:
                     raise ValueError(f"a shared prompt is read once, as a batch of 1: got a batch of {batch}")
-                return
-            copies, rest = divmod(batch, len(self.policies))
-            if rest or copies == 0:
-                raise ValueError(f"{len(self.policies)} policies for a batch of {batch}: give one, or one for each row")
-            # Beams and several returned sequences repeat each row before the prompt is read.
-            self.policies = tuple(policy for policy in self.policies for _ in range(copies))
+            else:
+                copies, rest = divmod(batch, len(self.policies))
+                if rest or copies == 0:
+                    raise ValueError(
+                        f"{len(self.policies)} policies for a batch of {batch}: give one, or one for each row"
+                    )
+                # Beams and several returned sequences repeat each row before the prompt is read.
+                self.policies = tuple(policy for policy in self.policies for _ in range(copies))
+            self.row_tokens = torch.zeros(batch, dtype=torch.long, device=device)
         elif batch != len(self.row_tokens):
             raise ValueError(
                 f"a batch of {batch} on a cache of {len(self.row_tokens)} rows: use a new cache, or the same rows"
@@ -295,7 +297,7 @@ class LayerCache:
             keys, values, counts = self.held.compacted()
         rows = len(self.policies)
         source = list(range(rows)) if keys.shape[0] == rows else [0] * rows
-        keep = keep_columns(
+        stored, candidates = evict(
             (keys, values, counts),
             source,
             self.policies,
@@ -306,11 +308,7 @@ class LayerCache:
             layers=self.layers,
             backend=self.backend,
         )
-        tokens = tokens_of(keys, counts)[source]
-        retained = torch.tensor([policy.slots[0].retains for policy in self.policies], device=keys.device)
-        stored = keep | (tokens & retained[:, None, None])
-        self.counters.evicted_tokens += int(tokens.sum() - stored.sum())
-        candidates = choose(keep, stored) if bool((stored != keep).any()) else None
+        self.counters.evicted_tokens += int(counts[source].sum() - stored.sum())
         rules = [
             RowRule(
                 READ_ALL if left_whole(policy, self.layer) else policy.slots[1],
@@ -333,7 +331,7 @@ class LayerCache:
             basis = key_bases(rules, self.layer, keys)
             if basis is not None:
                 keys = rotate(keys, basis)
-        kv = pack(keys, values, keep, self._positions(keys.shape[2]) if self.keep_positions else None)
+        kv = pack(keys.detach(), values.detach(), keep, self._positions(keys.shape[2]) if self.keep_positions else None)
         self.held = None
         self.ragged = RaggedLayer(kv, rules, candidates=candidates, basis=basis, layer=self.layer, backend=self.backend)  # type: ignore[arg-type]
 

@@ -7,7 +7,7 @@ not written either: they follow from the keys without rounding.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 from rocketkv.budget import Plan
@@ -65,7 +65,7 @@ def restore_layer(
         row_tokens=tensors["row_tokens"],
         columns=facts["columns"],
         plans=[Plan(**(plan | {"floors": tuple(plan["floors"])})) for plan in facts["plans"]],
-        counters=Counters(**facts["counters"]),
+        counters=Counters(**{part.name: facts["counters"][part.name] for part in fields(Counters)}),
         held=held,
     )
     if "kv.keys" in tensors:

@@ -35,13 +35,14 @@ def run(args: argparse.Namespace) -> None:
 
     from rocketkv.bench.machine import describe_machine, header, measure_limits
     from rocketkv.bench.report import table
+    from rocketkv.bench.timing import COLD_BYTES
     from rocketkv.ops.dispatch import backend_names
 
     backend_names(args.backend)
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     if args.cold_mb is None:
-        args.cold_mb = 4.0 if args.quick else 64.0
+        args.cold_mb = 4.0 if args.quick else COLD_BYTES / 1e6
     teller = Teller(quiet=args.json)
     limits = measure_limits(quick=args.quick)
     for line in header(describe_machine(), limits, args.cold_mb * 1e6):
@@ -128,6 +129,8 @@ def _measured(args: argparse.Namespace, rows: Sequence[Row]) -> list[Times | Non
     from rocketkv.bench.timing import measure
 
     seconds = args.seconds if args.seconds is not None else (0.2 if args.quick else 3.0)
+    for row in rows:
+        row.settings["interleave"] = args.interleave
     return measure(rows, seconds=seconds, least=QUICK_LEAST if args.quick else LEAST, interleave=args.interleave)
 
 

@@ -151,14 +151,18 @@ def markdown(lines: Sequence[Line]) -> str:
 
 
 def _by_example(values: Iterable[tuple[Record, float]]) -> list[float]:
-    """The mean of each example's values, in the order of the examples."""
-    found: dict[str, list[float]] = {}
+    """The mean of each example's values, in the order of the examples.
+
+    Rows of two files may have one name: a question's prompt tells them apart. Turns of a conversation have one each.
+    """
+    found: dict[tuple[str, Any], list[float]] = {}
     for record, value in values:
-        found.setdefault(record["example"], []).append(value)
+        prompt = record.get("prompt_sha256") if record.get("turns") is None else None
+        found.setdefault((record["example"], prompt), []).append(value)
     return [sum(each) / len(each) for each in found.values()]
 
 
 def _row(record: Record) -> tuple[Any, ...]:
     """What is the same for a row under all policies."""
-    names = ("model", "dtype", "weights", "example", "turn", "protocol", "turns")
+    names = ("model", "dtype", "weights", "example", "prompt_sha256", "turn", "protocol", "turns")
     return tuple(record.get(name) for name in names)

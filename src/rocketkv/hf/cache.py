@@ -97,13 +97,15 @@ class CompressedLayer(CacheLayerMixin):
 class CompressedCache(Cache):
     """The cache of one batch under a policy. Use it while the model is attached.
 
+    For inference: through steps that run CPU or Triton kernels no gradient passes.
+
     Args:
         model: a decoder-only transformers model.
         policy: one for all rows, or one for each row of the batch.
         planned_new_tokens: N of the plan: a generation length the caller plans for; 0 unless given. No stop limit.
         share_prompt: the first prompt is read once, as a batch of one; at its end every policy gets a row of its own.
         keep_positions: note which token of its row each stored one is, for diagnostics (8 bytes per token and KV head).
-        backend: which implementation of the ops runs ("auto", "reference").
+        backend: which implementation of the ops runs ("auto", "reference", "cpu", "triton").
 
     Raises:
         UnsupportedModelError: for a model whose attention cannot be compressed, by name.

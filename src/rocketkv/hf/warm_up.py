@@ -12,6 +12,7 @@ from rocketkv.attend import decode_attend, prefill_attend
 from rocketkv.budget import MIN_BUDGET_TOKENS
 from rocketkv.cache.layer import LayerCache
 from rocketkv.cache.observer import Read
+from rocketkv.cache.store import GROWTH_TOKENS
 from rocketkv.hf.shape import ModelShape, shape_of
 from rocketkv.hf.weights import StreamedLinear
 from rocketkv.policies.base import Policy
@@ -20,8 +21,10 @@ from rocketkv.types import Tensor
 
 REMEMBERED = 16
 """Models and policies that are known to be warm; more only cost a few milliseconds each."""
-SPLIT_TOKENS = 1024
+SPLIT_TOKENS = 2048
 """Budget from which `ops/hybrid_attend` may run its parts alone, where segments are fewer than threads."""
+STEPS = GROWTH_TOKENS + 2
+"""From the first step over those in one call to the one that needs more room, and one behind it."""
 
 
 @torch.inference_mode()
@@ -47,18 +50,28 @@ def warm_up(model: Any, policies: Sequence[Policy], *, tokens: int, backend: str
 
 @lru_cache(maxsize=REMEMBERED)
 def _warm_layers(shape: ModelShape, dtype: torch.dtype, policies: tuple[Policy, ...], backend: str) -> None:
-    """A short prompt and two steps, at the least budget, in layers that select and in those that are left whole."""
+    """A short prompt and some steps, at the least budget: every policy alone, and all together.
+
+    Alone, as some steps are one call only while a batch holds no other policy, and rows that end leave such batches.
+    """
     rows = tuple(dict.fromkeys(policy.with_budget(MIN_BUDGET_TOKENS) for policy in policies))
-    if len(rows) > 1:
-        rows += (FullKV(),)  # rows beside it may be short enough to be read whole
+    split = shape.kv_heads < torch.get_num_threads() and any(p.budget_tokens >= SPLIT_TOKENS for p in policies)
+    for row in rows:
+        _warm_rows(shape, dtype, (row,), split, backend)
+    if len(rows) > 1:  # beside each other some may be short enough to be read whole
+        _warm_rows(shape, dtype, (*rows, FullKV()), split, backend)
+
+
+def _warm_rows(shape: ModelShape, dtype: torch.dtype, rows: tuple[Policy, ...], split: bool, backend: str) -> None:
+    """One batch, in a layer that selects and in one that is left whole."""
     skipped = max(policy.skip_layers for policy in rows)
     for layer in {0, min(skipped, shape.full_layers - 1)}:
         state = LayerCache(rows, layer=layer, layers=shape.full_layers, share_prompt=True, backend=backend)
         prompt = max(policy.slots[0].observes for policy in rows) + 4 * MIN_BUDGET_TOKENS
         prefill_attend(*_ones(shape, dtype, 1, prompt), state, valid=None, scaling=1.0, dense=_no_attention)
-        for _ in range(2):  # the first step makes room and lays out pages, later ones take a token in
+        for _ in range(STEPS):
             decode_attend(*_ones(shape, dtype, len(rows), 1), state, scaling=1.0, dense=_no_attention)
-        if shape.kv_heads < torch.get_num_threads() and any(p.budget_tokens >= SPLIT_TOKENS for p in policies):
+        if split:
             state.observer = _look_on  # a step that is looked at runs in parts
             decode_attend(*_ones(shape, dtype, len(rows), 1), state, scaling=1.0, dense=_no_attention)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rocketkv.ops.kernel.cpu import bits, kernel, table
+from rocketkv.ops.kernel.cpu import alike, bits, kernel, table
 from rocketkv.types import Float, RaggedKV, Tensor
 
 
@@ -10,9 +10,12 @@ def append_token(keys: Float[Tensor, "B G D"], values: Float[Tensor, "B G Dv"], 
     """Write one token per segment behind its last one, in place; there must be room.
 
     Raises:
-        BackendError: for tensors that are not on the CPU, or of another dtype than float32, bfloat16 and float16.
+        BackendError: for tensors that are not on the CPU, of another dtype than float32, bfloat16 and float16, or of
+            another than the store's.
     """
     name = "append_token"
+    alike(name, keys, kv.keys)
+    alike(name, values, kv.values)
     _write(bits(name, keys), bits(name, values), bits(name, kv.keys), bits(name, kv.values), table(kv.starts),
            table(kv.lengths))  # fmt: skip
     kv.lengths = kv.lengths + 1

@@ -27,7 +27,7 @@ def attend(
     Raises:
         BackendError: for tensors that are not on the CPU, or of another dtype than float32, bfloat16 and float16.
     """
-    out = torch.empty(*q.shape[:3], kv.values.shape[1])
+    out = torch.empty(*q.shape[:3], kv.values.shape[1], dtype=torch.float32, device="cpu")
     set_threads()
     _attend(bits("attend", q), bits("attend", kv.keys), bits("attend", kv.values), table(kv.starts), table(slots),
             table(counts), np.float32(scaling), out.numpy())  # fmt: skip

@@ -18,7 +18,7 @@ def dense_attend(q: Float[Tensor, "B G R D"], kv: RaggedKV, *, scaling: float) -
     Raises:
         BackendError: for tensors that are not on the CPU, or of another dtype than float32, bfloat16 and float16.
     """
-    out = torch.empty(*q.shape[:3], kv.values.shape[1])
+    out = torch.empty(*q.shape[:3], kv.values.shape[1], dtype=torch.float32, device="cpu")
     lengths = table(kv.lengths)
     set_threads()
     _attend(bits("dense_attend", q), bits("dense_attend", kv.keys), bits("dense_attend", kv.values), table(kv.starts),

@@ -14,7 +14,7 @@ import torch
 from rocketkv.budget import SHARE_SLACK
 from rocketkv.ops.attend.cpu import BLOCK_TOKENS, attend, attend_block, merge
 from rocketkv.ops.hybrid_attend.reference import composed
-from rocketkv.ops.kernel.cpu import bits, kernel, set_threads, table
+from rocketkv.ops.kernel.cpu import alike, bits, kernel, set_threads, table
 from rocketkv.ops.page_bounds.cpu import take_key
 from rocketkv.ops.page_scores.cpu import BLOCK_PAGES, add_rows, chosen_rows, page_scores, spread
 from rocketkv.ops.topk_tokens.cpu import best_tokens, topk_tokens
@@ -48,7 +48,7 @@ def hybrid_attend(
         BackendError: for tensors that are not on the CPU, or of another dtype than float32, bfloat16 and float16.
     """
     name = "hybrid_attend"
-    out = torch.empty(*q.shape[:3], kv.values.shape[1])
+    out = torch.empty(*q.shape[:3], kv.values.shape[1], dtype=torch.float32, device="cpu")
     slots = NO_SLOTS if candidates is None else candidates.slots.numpy()
     slot_starts = table(kv.starts if candidates is None else candidates.starts)
     if lengths.numel() < set_threads() and int(budget_tokens.max()) >= SPLIT_TOKENS:
@@ -106,14 +106,16 @@ class WholeStep:
         self._bounds = bits(name, bounds.data), table(bounds.upper), table(bounds.lower), table(bounds.pitch)
         self._sizes = table(bounds.page_tokens), table(budget_tokens)
         self._options = options
-        self._width = kv.values.shape[1]
+        self._kept = kv.keys, kv.values
 
     def __call__(
         self, q: Float[Tensor, "B G R 1 D"], keys: Float[Tensor, "B G 1 D"], values: Float[Tensor, "B G 1 Dv"]
     ) -> tuple[Float[Tensor, "B G R 1 Dv"], int]:
         """Take one token per segment, and attend: the output, and the stored numbers that were read."""
-        name = "hybrid_attend"
-        out = np.empty((*q.shape[:4], self._width), np.float32)
+        name, (kept_keys, kept_values) = "hybrid_attend", self._kept
+        alike(name, keys, kept_keys)
+        alike(name, values, kept_values)
+        out = np.empty((*q.shape[:4], kept_values.shape[1]), np.float32)
         set_threads()
         elements = _whole(
             bits(name, q), bits(name, keys), bits(name, values), *self._stored, *self._chosen, self._counted,

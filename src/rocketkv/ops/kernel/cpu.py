@@ -135,6 +135,16 @@ def _refusal(op: str, tensor: Tensor) -> BackendError:
     return BackendError(f'{op}/cpu {needs}, got {found}; use backend="reference"')
 
 
+def alike(op: str, new: Tensor, stored: Tensor) -> None:
+    """Raise BackendError unless new numbers are of the dtype that they are stored in: kernels copy bits."""
+    if new.dtype != stored.dtype:
+        found, held = str(new.dtype).removeprefix("torch."), str(stored.dtype).removeprefix("torch.")
+        raise BackendError(
+            f"{op}/cpu got a token of {found} for a cache of {held}: run prompt and decode steps in one dtype "
+            '(autocast in both or in neither), or use backend="reference"'
+        )
+
+
 def table(tensor: Tensor) -> np.ndarray:
     """An index table as int64, without a copy where it is one already."""
     if tensor.dtype != torch.int64:

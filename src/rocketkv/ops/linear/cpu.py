@@ -69,7 +69,7 @@ def _few(
     outputs, inputs = weights.shape
     *shape, _ = x.shape
     x, weights = _flat(x, x.dtype), _flat(weights, weights.dtype)
-    out = torch.empty(*shape, outputs, dtype=x.dtype)
+    out = torch.empty(*shape, outputs, dtype=x.dtype, device="cpu")
     scales = None if scales is None else _flat(scales, torch.float32)
     bias = None if bias is None else _flat(bias, x.dtype)
     # Addresses, because tensors made NumPy arrays cost as much as a small product; 0 for what is not there.

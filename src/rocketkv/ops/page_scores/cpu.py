@@ -30,7 +30,7 @@ def page_scores(
     """
     q_bits, data = bits("page_scores", q), bits("page_scores", bounds.data)
     held, sizes = table(lengths), table(bounds.page_tokens)
-    scores = torch.empty(*q.shape[:2], most_pages(held, sizes))
+    scores = torch.empty(*q.shape[:2], most_pages(held, sizes), dtype=torch.float32, device="cpu")
     set_threads()
     _scores(q_bits, data, table(bounds.upper), table(bounds.lower), table(bounds.pitch), sizes, held, table(rank),
             np.float32(scaling), scores.numpy())  # fmt: skip

@@ -22,7 +22,7 @@ def quest_scores(
     """
     q_bits, data = bits("quest_scores", q), bits("quest_scores", bounds.data)
     held, sizes = table(lengths), table(bounds.page_tokens)
-    scores = torch.empty(*q.shape[:2], most_pages(held, sizes))
+    scores = torch.empty(*q.shape[:2], most_pages(held, sizes), dtype=torch.float32, device="cpu")
     set_threads()
     elements = _scores(q_bits, data, table(bounds.upper), table(bounds.lower), table(bounds.pitch), sizes, held,
                        np.float32(scaling), scores.numpy())  # fmt: skip

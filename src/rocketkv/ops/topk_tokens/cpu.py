@@ -29,7 +29,7 @@ def topk_tokens(
         found = scores.device.type if scores.device.type != "cpu" else str(scores.dtype)[6:]
         raise BackendError(f'topk_tokens/cpu needs float32 scores on the CPU, got {found}; use backend="reference"')
     wanted = table(counts)
-    tokens = torch.zeros(*counts.shape, int(wanted.max()), dtype=torch.int64)
+    tokens = torch.zeros(*counts.shape, int(wanted.max()), dtype=torch.int64, device="cpu")
     set_threads()
     _tokens(scores.contiguous().numpy(), table(lengths), table(page_tokens), wanted, sink_tokens, local_tokens,
             tokens.numpy())  # fmt: skip

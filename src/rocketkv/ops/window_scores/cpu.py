@@ -27,9 +27,10 @@ def window_scores(
         BackendError: for tensors that are not on the CPU, or of another dtype than float32, bfloat16 and float16.
     """
     bits("window_scores", queries[:0]), bits("window_scores", keys[:0])
+    queries, keys = queries.detach(), keys.detach()
     batch, heads, columns = keys.shape[:3]
     window = queries.shape[3]
-    scores = torch.full((batch, heads, columns), -torch.inf)
+    scores = torch.full((batch, heads, columns), -torch.inf, dtype=torch.float32, device="cpu")
     set_threads()
     for b, own in enumerate(query_counts.tolist()):
         count = min(own, columns)
