@@ -227,9 +227,13 @@ class LayerCache:
             return self.ragged.kv.lengths.double().mean(-1).tolist()
         return [] if self.row_tokens is None else [float(tokens) for tokens in self.row_tokens.tolist()]
 
-    def row_rules(self) -> list[RowRule]:
-        """How each row reads, its pages being laid out for the length it has."""
-        return [RowRule(READ_ALL if left_whole(p, self.layer) else p.slots[1], p.budget_tokens) for p in self.policies]
+    def row_rules(self, planned: bool = False) -> list[RowRule]:
+        """How each row reads; its pages are laid out for the length it has, or, if `planned`, for its plan's."""
+        laid = [0 if plan.dense or not planned else plan.capacity_tokens for plan in self.plans]
+        return [
+            RowRule(READ_ALL if left_whole(policy, self.layer) else policy.slots[1], policy.budget_tokens, tokens)
+            for policy, tokens in zip(self.policies, laid, strict=True)
+        ]
 
     def resume(
         self,
@@ -309,15 +313,8 @@ class LayerCache:
             backend=self.backend,
         )
         self.counters.evicted_tokens += int(counts[source].sum() - stored.sum())
-        rules = [
-            RowRule(
-                READ_ALL if left_whole(policy, self.layer) else policy.slots[1],
-                policy.budget_tokens,
-                0 if plan.dense else plan.capacity_tokens,
-            )
-            for policy, plan in zip(self.policies, self.plans, strict=True)
-        ]
-        self._pack(keys.expand(rows, -1, -1, -1), values.expand(rows, -1, -1, -1), stored, candidates, rules)
+        keys, values = keys.expand(rows, -1, -1, -1), values.expand(rows, -1, -1, -1)
+        self._pack(keys, values, stored, candidates, self.row_rules(planned=True))
 
     def _become_ragged(self) -> None:
         """Some row now holds more tokens than its budget: from here on it selects."""
