@@ -127,8 +127,13 @@ def test_a_token_of_another_dtype_is_refused(steps: int) -> None:
     layer = prompt_of([make_policy("rocketkv", 24)], q, kv, kv)
     for seed in range(steps):
         step(layer, seed, torch.bfloat16, 1)
+    untouched = copy.deepcopy(layer)
     with pytest.raises(BackendError, match=r"a token of float32 for a cache of bfloat16.*one dtype"):
         step(layer, 9, torch.float32, 1)
+    for seed in range(10, 90):  # nothing was lost: right tokens go on as if it had not come, past the next events
+        assert torch.equal(step(layer, seed, torch.bfloat16, 1), step(untouched, seed, torch.bfloat16, 1))
+    (mine, my_facts), (others, other_facts) = layer_state(layer), layer_state(untouched)
+    assert my_facts == other_facts and all(torch.equal(mine[name], others[name]) for name in others)
 
 
 def test_steps_do_not_depend_on_the_default_dtype(monkeypatch: pytest.MonkeyPatch) -> None:

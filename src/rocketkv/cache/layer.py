@@ -143,10 +143,12 @@ class LayerCache:
     def append(self, keys: Float[Tensor, "B G 1 D"], values: Float[Tensor, "B G 1 Dv"]) -> None:
         """Take one generated token per row."""
         assert self.row_tokens is not None
-        self.columns += 1
-        self.row_tokens = self.row_tokens + 1
+        tokens = self.row_tokens + 1
         if self.ragged is not None:
-            self.ragged.append(self.ragged.rotated(keys.detach())[:, :, 0], values.detach()[:, :, 0], self.row_tokens)
+            self.ragged.append(self.ragged.rotated(keys.detach())[:, :, 0], values.detach()[:, :, 0], tokens)
+        self.columns += 1
+        self.row_tokens = tokens
+        if self.ragged is not None:
             return
         assert self.held is not None
         self.held.append(keys, values, None)

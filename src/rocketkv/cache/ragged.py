@@ -110,11 +110,11 @@ class RaggedLayer:
         Between rare events this is a write, and an update of one page per segment.
         """
         event = self._quiet_steps == 0
-        self._quiet_steps -= 1
         self._fused = None  # it counts in the lengths that are replaced here
         if event:
             self._make_room()
         append(self.kv, keys, values, row_tokens, self.backend)
+        self._quiet_steps -= 1  # not before: a token may be refused
         if self.candidates is not None:
             append_newest(self.candidates, self.kv)
         if event:
@@ -142,8 +142,9 @@ class RaggedLayer:
                 self._fused, self._fusible = None, False
                 return None
             self._fused = self.kv.lengths, step
+        done = self._fused[1](q, keys, values)
         self._quiet_steps -= 1
-        return self._fused[1](q, keys, values)
+        return done
 
     def _make_whole_step(self, scaling: float) -> Whole | None:
         group, candidates = self.groups[0], self.candidates

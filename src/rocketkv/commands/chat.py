@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rocketkv.commands.errors import USER_ERRORS, UsageError, one_line
-from rocketkv.commands.parser import DEFAULT_BUDGET_TOKENS, add_model_arguments, number, setting, whole
+from rocketkv.commands.parser import add_model_arguments, add_policy_arguments, number, setting, whole
 from rocketkv.commands.running import policy_from
 from rocketkv.commands.terminal import Teller
 
@@ -32,12 +32,7 @@ COMMANDS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of this command."""
     add_model_arguments(parser)
-    group = parser.add_argument_group("policy")
-    group.add_argument("--policy", default="rocketkv-mt", metavar="P", help="(default %(default)s)")
-    group.add_argument(
-        "--budget", type=whole(1), default=DEFAULT_BUDGET_TOKENS, metavar="N",
-        help="tokens read per step and KV head, by the plan (default %(default)s)",
-    )  # fmt: skip
+    group = add_policy_arguments(parser, "rocketkv-mt")
     group.add_argument(
         "--set", dest="settings", type=setting, action="append", default=[], metavar="KEY=VALUE",
         help="an option of the policy, such as split=0.5; repeatable",

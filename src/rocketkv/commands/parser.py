@@ -107,10 +107,10 @@ def add_question_arguments(parser: argparse.ArgumentParser) -> None:
     add_answer_arguments(parser)
 
 
-def add_policy_arguments(parser: argparse.ArgumentParser) -> Any:
+def add_policy_arguments(parser: argparse.ArgumentParser, policy: str = "rocketkv") -> Any:
     """One policy by name, and its budget; returns the group, for more options of the policy."""
     group = parser.add_argument_group("policy")
-    group.add_argument("--policy", default="rocketkv", metavar="P", help="the policy by name (default rocketkv)")
+    group.add_argument("--policy", default=policy, metavar="P", help="the policy by name (default %(default)s)")
     group.add_argument(
         "--budget", type=whole(1), default=DEFAULT_BUDGET_TOKENS, metavar="N",
         help="tokens read per step and KV head, by the plan (default %(default)s); full has none",

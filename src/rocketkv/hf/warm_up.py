@@ -15,14 +15,13 @@ from rocketkv.cache.observer import Read
 from rocketkv.cache.store import GROWTH_TOKENS
 from rocketkv.hf.shape import ModelShape, shape_of
 from rocketkv.hf.weights import StreamedLinear
+from rocketkv.ops.hybrid_attend.reference import SPLIT_TOKENS
 from rocketkv.policies.base import Policy
 from rocketkv.policies.full import FullKV
 from rocketkv.types import Tensor
 
 REMEMBERED = 16
 """Models and policies that are known to be warm; more only cost a few milliseconds each."""
-SPLIT_TOKENS = 2048
-"""Budget from which `ops/hybrid_attend` may run its parts alone, where segments are fewer than threads."""
 STEPS = GROWTH_TOKENS + 2
 """From the first step over those in one call to the one that needs more room, and one behind it."""
 

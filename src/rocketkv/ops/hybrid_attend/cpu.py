@@ -13,7 +13,7 @@ import torch
 
 from rocketkv.budget import SHARE_SLACK
 from rocketkv.ops.attend.cpu import BLOCK_TOKENS, attend, attend_block, merge
-from rocketkv.ops.hybrid_attend.reference import composed
+from rocketkv.ops.hybrid_attend.reference import SPLIT_TOKENS, composed
 from rocketkv.ops.kernel.cpu import alike, bits, kernel, set_threads, table
 from rocketkv.ops.page_bounds.cpu import take_key
 from rocketkv.ops.page_scores.cpu import BLOCK_PAGES, add_rows, chosen_rows, page_scores, spread
@@ -21,8 +21,6 @@ from rocketkv.ops.topk_tokens.cpu import best_tokens, topk_tokens
 from rocketkv.ops.vector.cpu import widened
 from rocketkv.types import Candidates, Float, Int, PageBounds, RaggedKV, Tensor
 
-SPLIT_TOKENS = 2048
-"""Budget from which one segment's step is long enough to be split among threads."""
 NO_SLOTS = np.empty(0, np.int32)
 
 

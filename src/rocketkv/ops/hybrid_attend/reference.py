@@ -55,6 +55,8 @@ def divided(budget_tokens: Int[Tensor, "B"], estimate_share: float) -> tuple[Int
     return parts[0], parts[1]
 
 
+SPLIT_TOKENS = 2048
+"""Budget from which one segment's step is long enough to be split among threads."""
 Whole = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, int]]
 """(q [B, G, R, 1, D], keys [B, G, 1, D], values [B, G, 1, Dv]) -> output [B, G, R, 1, Dv], stored numbers read."""
 
